@@ -1,0 +1,509 @@
+"""Every choice of a run, as frozen dataclasses: one section per consumer.
+
+An experiment file returns a `Config` from `get_config()`; variants differ by
+one `dataclasses.replace`. No function below `run/` receives the whole of it.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+AGGREGATIONS = (
+  "sample_average",
+  "prompt_average",
+  "token_average",
+  "constant",
+)
+NORMALIZATIONS = ("prompt_level", "batch_level", "none")
+LOSSES = ("cispo", "reinforce")
+ZERO_VARIANCE = ("drop", "keep")
+SCHEDULES = ("logical", "wall")
+DTYPES = ("float32", "bfloat16")
+TASKS = ("chain_arithmetic", "jsonl")
+COMPUTE_AXES = (
+  "step",
+  "trained_tokens",
+  "generated_tokens",
+  "flops_full",
+  "flops_spent",
+  "device_seconds",
+  "wall_seconds",
+)
+
+
+def _check(condition: bool, name: str, rule: str, value: Any, mend: str = ""):
+  if not condition:
+    mend = f"; {mend}" if mend else ""
+    raise ValueError(f"{name} must be {rule}, got {value!r}{mend}")
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+  _check(value in choices, name, "one of " + ", ".join(choices), value)
+
+
+def _positive(section: str, values: dict[str, float]) -> None:
+  for name, value in values.items():
+    _check(value > 0, f"{section}.{name}", "above 0", value)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """How long, from which seed, and where forecasts look."""
+
+  seed: int = 0  # RL randomness: prompt order, sampling
+  steps: int = 400  # optimiser steps
+  forecast_axis: str = "flops_full"  # compute axis of the forecast
+  forecast_level: float = 0.9  # probability held by the forecast band
+
+  def __post_init__(self):
+    _positive("run", {"steps": self.steps})
+    _check(self.seed >= 0, "run.seed", "0 or more", self.seed)
+    _choice("run.forecast_axis", self.forecast_axis, COMPUTE_AXES)
+    _check(
+      0.0 < self.forecast_level < 1.0,
+      "run.forecast_level",
+      "inside (0, 1)",
+      self.forecast_level,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+  """Where prompts come from and what counts as correct."""
+
+  name: str = "chain_arithmetic"
+  seed: int = 0  # draws the prompts and the flawed teacher; not run.seed
+  train_prompts: int = 4000
+  heldout_prompts: int = 768
+  modulus: int = 16  # chain_arithmetic: values are 0 .. modulus-1
+  min_operations: int = 2
+  max_operations: int = 12
+  path: str = ""  # jsonl: one {"prompt": ..., "answer": ...} a line
+
+  def __post_init__(self):
+    _choice("task.name", self.name, TASKS)
+    _check(self.seed >= 0, "task.seed", "0 or more", self.seed)
+    _positive(
+      "task",
+      {
+        "train_prompts": self.train_prompts,
+        "heldout_prompts": self.heldout_prompts,
+        "min_operations": self.min_operations,
+      },
+    )
+    _check(
+      2 <= self.modulus <= 16,
+      "task.modulus",
+      "in 2..16 (a value is one hexadecimal digit)",
+      self.modulus,
+    )
+    _check(
+      self.min_operations <= self.max_operations,
+      "task.min_operations",
+      f"at most task.max_operations ({self.max_operations})",
+      self.min_operations,
+    )
+    _check(
+      (self.name == "jsonl") == bool(self.path),
+      "task.path",
+      "a JSONL file when task.name is 'jsonl', and empty otherwise",
+      self.path,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisedConfig:
+  """The warm start: supervised training on a flawed teacher."""
+
+  steps: int = 700
+  batch_size: int = 96  # texts
+  learning_rate: float = 4e-3  # peak; cosine to 0
+  warmup_fraction: float = 0.05
+  seed: int = 0
+  # The teacher: each (operation, a, b) is wrong with its own probability,
+  # drawn from Beta(error_alpha, error_beta).
+  error_alpha: float = 0.45
+  error_beta: float = 0.8
+  guess_share: float = 0.15  # answers at once, without a chain
+  stop_early_share: float = 0.20  # answers before the chain has ended
+
+  def __post_init__(self):
+    _positive(
+      "supervised",
+      {
+        "batch_size": self.batch_size,
+        "learning_rate": self.learning_rate,
+        "error_alpha": self.error_alpha,
+        "error_beta": self.error_beta,
+      },
+    )
+    _check(self.steps >= 0, "supervised.steps", "0 or more", self.steps)
+    _check(
+      0.0 <= self.warmup_fraction < 1.0,
+      "supervised.warmup_fraction",
+      "in [0, 1)",
+      self.warmup_fraction,
+    )
+    for name in ("guess_share", "stop_early_share"):
+      value = getattr(self, name)
+      _check(0.0 <= value <= 1.0, f"supervised.{name}", "in [0, 1]", value)
+    _check(
+      self.guess_share + self.stop_early_share <= 1.0,
+      "supervised.guess_share + supervised.stop_early_share",
+      "at most 1",
+      self.guess_share + self.stop_early_share,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """A decoder-only transformer; the vocabulary comes from the tokenizer."""
+
+  width: int = 64
+  num_layers: int = 2
+  num_heads: int = 4
+  num_kv_heads: int = 4
+  head_width: int = 16
+  mlp_width: int = 160
+  rope_theta: float = 10_000.0
+  norm_epsilon: float = 1e-6
+  tied_head: bool = True  # the head reads the embedding table
+  dtype: str = "float32"  # of the body; the head is float32 always
+
+  def __post_init__(self):
+    _positive(
+      "model",
+      {
+        "width": self.width,
+        "num_layers": self.num_layers,
+        "num_heads": self.num_heads,
+        "num_kv_heads": self.num_kv_heads,
+        "head_width": self.head_width,
+        "mlp_width": self.mlp_width,
+        "rope_theta": self.rope_theta,
+        "norm_epsilon": self.norm_epsilon,
+      },
+    )
+    _check(
+      self.num_heads % self.num_kv_heads == 0,
+      "model.num_heads",
+      f"a multiple of model.num_kv_heads ({self.num_kv_heads})",
+      self.num_heads,
+    )
+    _check(
+      self.head_width % 2 == 0,
+      "model.head_width",
+      "even (rotary embeddings turn pairs)",
+      self.head_width,
+    )
+    _choice("model.dtype", self.dtype, DTYPES)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+  """Slots, budgets and the distribution that is really sampled from."""
+
+  slots: int = 512
+  chunk: int = 4  # decode steps between two looks of the host
+  max_prompt_tokens: int = 14
+  max_completion_tokens: int = 15
+  temperature: float = 1.0
+  top_k: int = 0  # 0: off
+  top_p: float = 1.0  # 1: off
+
+  def __post_init__(self):
+    _positive(
+      "sampler",
+      {
+        "slots": self.slots,
+        "chunk": self.chunk,
+        "max_prompt_tokens": self.max_prompt_tokens,
+        "max_completion_tokens": self.max_completion_tokens,
+        "temperature": self.temperature,
+      },
+    )
+    _check(self.top_k >= 0, "sampler.top_k", "0 (off) or more", self.top_k)
+    _check(0.0 < self.top_p <= 1.0, "sampler.top_p", "in (0, 1]", self.top_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+  """One gradient step: prompts x group_size completions."""
+
+  prompts: int = 48
+  group_size: int = 16
+  micro_batch: int = 64  # completions a forward and backward pass
+
+  def __post_init__(self):
+    _positive(
+      "batch",
+      {
+        "prompts": self.prompts,
+        "group_size": self.group_size,
+        "micro_batch": self.micro_batch,
+      },
+    )
+    _check(
+      self.completions % self.micro_batch == 0,
+      "batch.micro_batch",
+      f"a divisor of the {self.completions} completions of a step"
+      " (batch.prompts x batch.group_size)",
+      self.micro_batch,
+    )
+
+  @property
+  def completions(self) -> int:
+    """B = P·G, completions in one gradient step."""
+    return self.prompts * self.group_size
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+  """The off-policy loss and its denominators; ScaleRL's by default."""
+
+  name: str = "cispo"
+  clip_max: float = 4.0  # cispo: absolute cap of the ratio (paper: 4, 5 or 8)
+  aggregation: str = "prompt_average"
+  normalization: str = "batch_level"
+  zero_variance: str = "drop"
+
+  def __post_init__(self):
+    _choice("loss.name", self.name, LOSSES)
+    _positive("loss", {"clip_max": self.clip_max})
+    _choice("loss.aggregation", self.aggregation, AGGREGATIONS)
+    _choice("loss.normalization", self.normalization, NORMALIZATIONS)
+    _choice("loss.zero_variance", self.zero_variance, ZERO_VARIANCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """AdamW at a constant rate after a linear warm-up, as in the paper."""
+
+  learning_rate: float = 3e-4
+  warmup_steps: int = 5
+  beta1: float = 0.9
+  beta2: float = 0.95
+  epsilon: float = 1e-15  # small gradients underflow with the usual 1e-8
+  weight_decay: float = 0.01
+  clip_norm: float = 1.0
+
+  def __post_init__(self):
+    _positive(
+      "optimizer",
+      {
+        "learning_rate": self.learning_rate,
+        "epsilon": self.epsilon,
+        "clip_norm": self.clip_norm,
+      },
+    )
+    _check(
+      self.warmup_steps >= 0,
+      "optimizer.warmup_steps",
+      "0 or more",
+      self.warmup_steps,
+    )
+    _check(
+      self.weight_decay >= 0,
+      "optimizer.weight_decay",
+      "0 or more",
+      self.weight_decay,
+    )
+    for name in ("beta1", "beta2"):
+      value = getattr(self, name)
+      _check(0.0 <= value < 1.0, f"optimizer.{name}", "in [0, 1)", value)
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineConfig:
+  """PipelineRL-k: how far apart sampler and learner may run, and on what."""
+
+  max_staleness: int = 8  # k; 0 is synchronous and on-policy
+  schedule: str = "logical"  # logical: counters decide; wall: readiness does
+  chunks_per_step: int = 2  # logical: an update is published so much later
+  generator_devices: int = 0  # 0: one on a CPU, half of an accelerator's
+  tensor: int = 1  # devices that share each weight matrix, on both meshes
+  fsdp: int = 1  # devices that share parameters and optimiser, trainer mesh
+
+  def __post_init__(self):
+    _check(
+      self.max_staleness >= 0,
+      "pipeline.max_staleness",
+      "0 or more",
+      self.max_staleness,
+    )
+    _choice("pipeline.schedule", self.schedule, SCHEDULES)
+    _positive(
+      "pipeline",
+      {
+        "chunks_per_step": self.chunks_per_step,
+        "tensor": self.tensor,
+        "fsdp": self.fsdp,
+      },
+    )
+    _check(
+      self.generator_devices >= 0,
+      "pipeline.generator_devices",
+      "0 (automatic) or more",
+      self.generator_devices,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  """mean@n on held-out prompts, at a fixed cadence, with its own keys."""
+
+  every: int = 10  # steps
+  samples: int = 4  # completions a held-out prompt: the n of mean@n
+  seed: int = 1_000_003
+
+  def __post_init__(self):
+    _positive("evaluation", {"every": self.every, "samples": self.samples})
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When the whole RunState is saved, and how many are kept."""
+
+  every: int = 100  # steps; also at every clean stop
+  keep: int = 2
+
+  def __post_init__(self):
+    _positive("checkpoint", {"every": self.every, "keep": self.keep})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A whole run. Checks between sections are here, its own in each."""
+
+  run: RunConfig = RunConfig()
+  task: TaskConfig = TaskConfig()
+  supervised: SupervisedConfig = SupervisedConfig()
+  model: ModelConfig = ModelConfig()
+  sampler: SamplerConfig = SamplerConfig()
+  batch: BatchConfig = BatchConfig()
+  loss: LossConfig = LossConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  pipeline: PipelineConfig = PipelineConfig()
+  evaluation: EvaluationConfig = EvaluationConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+
+  def __post_init__(self):
+    _check(
+      self.sampler.slots >= self.batch.group_size,
+      "sampler.slots",
+      f"at least batch.group_size ({self.batch.group_size}): the completions"
+      " of a prompt start together",
+      self.sampler.slots,
+    )
+    _check(
+      self.sampler.slots >= self.evaluation.samples,
+      "sampler.slots",
+      f"at least evaluation.samples ({self.evaluation.samples})",
+      self.sampler.slots,
+    )
+    if self.task.name == "chain_arithmetic":
+      prompt = self.task.max_operations + 2
+      _check(
+        self.sampler.max_prompt_tokens >= prompt,
+        "sampler.max_prompt_tokens",
+        f"at least {prompt}: prompts of task.max_operations"
+        f" {self.task.max_operations} are longer than this budget",
+        self.sampler.max_prompt_tokens,
+      )
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """A config (or a section) as plain JSON-ready values."""
+  return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+  """The inverse of `to_dict`; unknown names are refused with the list.
+
+  >>> from_dict(to_dict(Config())) == Config()
+  True
+  """
+  config = Config()
+  return override(
+    config,
+    {
+      f"{section}.{field}": value
+      for section, fields in values.items()
+      for field, value in fields.items()
+    },
+  )
+
+
+def fingerprint(*sections: Any) -> str:
+  """12 hex digits that name these sections (or any JSON-ready values)."""
+  values = [
+    to_dict(section) if dataclasses.is_dataclass(section) else section
+    for section in sections
+  ]
+  text = json.dumps(values, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def override(config: Config, changes: dict[str, Any]) -> Config:
+  """`config` with `{"section.field": value}` applied, all checks run again.
+
+  Values given as text (from the command line) are read as the field's type;
+  other values must have it.
+
+  Raises:
+    ValueError: an unknown section or field (with the list), a wrong type, or
+      a value that its section refuses.
+
+  >>> override(Config(), {"run.seed": "3"}).run.seed
+  3
+  """
+  sections: dict[str, dict[str, Any]] = {}
+  for name, value in changes.items():
+    section, _, field = name.partition(".")
+    known = [f.name for f in dataclasses.fields(config)]
+    if section not in known:
+      raise ValueError(
+        f"unknown config section {section!r} in {name!r}; the sections are "
+        + ", ".join(known)
+      )
+    current = getattr(config, section)
+    fields = [f.name for f in dataclasses.fields(current)]
+    if field not in fields:
+      raise ValueError(
+        f"unknown config field {name!r}; the fields of {section!r} are "
+        + ", ".join(fields)
+      )
+    kind = type(getattr(current, field))
+    sections.setdefault(section, {})[field] = _typed(name, value, kind)
+  return dataclasses.replace(
+    config,
+    **{
+      section: dataclasses.replace(getattr(config, section), **fields)
+      for section, fields in sections.items()
+    },
+  )
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+  """`value` as `kind`, from text or from a number that loses nothing."""
+  refused = ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
+  if kind is bool:
+    words = {"true": True, "false": False, True: True, False: False}
+    key = value.lower() if isinstance(value, str) else value
+    if not isinstance(key, bool | str) or key not in words:
+      raise refused
+    return words[key]
+  if kind is str:
+    if not isinstance(value, str):
+      raise refused
+    return value
+  if isinstance(value, bool) or not isinstance(value, str | int | float):
+    raise refused
+  try:
+    number = kind(value)
+  except (ValueError, OverflowError) as error:
+    raise refused from error
+  if kind is int and not isinstance(value, str) and number != value:
+    raise refused
+  return number

@@ -1,0 +1,1 @@
+"""The update side: batches, optimiser and the jitted train step."""

@@ -1,0 +1,89 @@
+"""The learner: state on the trainer mesh, one update in the air at a time."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from scalerl_jax.learning.train_step import (
+  LearnerState,
+  TrainSettings,
+  train_step,
+)
+from scalerl_jax.models.sharding import replicated
+from scalerl_jax.types import Batch
+
+
+class Learner:
+  """Dispatches updates; the caller asks whether they are done.
+
+  Args:
+    params: initial parameters, on the trainer mesh; copied, since the state is
+      donated from step to step.
+    settings: of the train step.
+    mesh: the trainer mesh.
+  """
+
+  def __init__(self, params: nnx.State, settings: TrainSettings, mesh: Mesh):
+    self.mesh = mesh
+    self.settings = settings
+    with jax.set_mesh(mesh):
+      params = jax.tree.map(jnp.copy, params)
+      optimizer = jax.jit(settings.optimizer.init)(params)
+      self.state = LearnerState(
+        params=params,
+        optimizer=jax.tree.map(self._on_mesh, optimizer),
+        step=jax.device_put(jnp.zeros((), jnp.int32), replicated(mesh)),
+      )
+    shardings = jax.tree.map(lambda x: x.sharding, self.state)
+    self._step = jax.jit(
+      functools.partial(train_step, settings=settings),
+      donate_argnums=0,
+      out_shardings=(shardings, replicated(mesh)),
+    )
+    self._metrics: dict[str, jax.Array] | None = None
+
+  def _on_mesh(self, x: jax.Array) -> jax.Array:
+    """Scalars of the optimiser onto the whole mesh."""
+    return x if x.ndim else jax.device_put(x, replicated(self.mesh))
+
+  @property
+  def running(self) -> bool:
+    """Whether an update was dispatched and not yet collected."""
+    return self._metrics is not None
+
+  @property
+  def ready(self) -> bool:
+    """Whether the running update is done."""
+    return self._metrics is None or self._metrics["loss"].is_ready()
+
+  def start(self, batch: Batch) -> None:
+    """Dispatches an update; it runs while the host goes on."""
+    with jax.set_mesh(self.mesh):
+      batch = jax.device_put(batch, replicated(self.mesh))
+      self.state, self._metrics = self._step(self.state, batch)
+
+  def collect(self) -> dict[str, float]:
+    """Waits for the running update and returns its metrics."""
+    if self._metrics is None:
+      raise ValueError("no update is running; call start first")
+    metrics = {
+      name: float(np.asarray(value)) for name, value in self._metrics.items()
+    }
+    self._metrics = None
+    return metrics
+
+  def compile(self, batch: Batch) -> None:
+    """Compiles the step for batches of this shape; runs nothing."""
+    with jax.set_mesh(self.mesh):
+      batch = jax.device_put(batch, replicated(self.mesh))
+      self._step.lower(self.state, batch).compile()
+
+  def load_state(self, state: Any) -> None:
+    """Back to a saved `LearnerState`."""
+    self.state = state
+    self._metrics = None

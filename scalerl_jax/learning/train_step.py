@@ -1,0 +1,234 @@
+"""The train step: filter, advantages and weights of the whole batch, then
+micro-batches of the rows that are left, then one update.
+
+The loss is `sum(weights * token_loss)` and the weights are made before
+micro-batching and sharding, so neither can change it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from scalerl_jax.config import LossConfig
+from scalerl_jax.models.policy import Policy
+from scalerl_jax.models.sharding import constrain
+from scalerl_jax.objectives import losses
+from scalerl_jax.objectives.advantages import group_advantages
+from scalerl_jax.objectives.aggregation import aggregation_weights
+from scalerl_jax.objectives.filters import zero_variance_keep
+from scalerl_jax.objectives.logprobs import entropy, token_logps, warp_logits
+from scalerl_jax.types import Batch
+
+# name -> (logps [B, T], behavior_logps [B, T], advantages [B], settings of the
+# section) -> token losses [B, T]. A new loss is a line here.
+TokenLoss = Callable[[Array, Array, Array, LossConfig], Array]
+LOSSES: dict[str, TokenLoss] = {
+  "cispo": lambda logps, behavior, advantages, config: losses.cispo_loss(
+    logps, behavior, advantages, clip_max=config.clip_max
+  ),
+  "reinforce": lambda logps, _, advantages, __: losses.reinforce_loss(
+    logps, advantages
+  ),
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class LearnerState:
+  """What an update changes; donated from step to step."""
+
+  params: nnx.State  # float32
+  optimizer: Any  # optax state
+  step: Any  # int32 [], updates asked for, skipped ones included
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+  """What the compiled step depends on besides shapes."""
+
+  policy: Any  # nnx.GraphDef
+  optimizer: optax.GradientTransformation
+  loss: LossConfig
+  warp: tuple[tuple[str, Any], ...]  # keywords of `warp_logits`, the sampler's
+  group_size: int
+  micro_batch: int
+  max_completion_tokens: int
+
+
+def completion_logps(
+  policy: Policy, batch: Batch, warp: tuple[tuple[str, Any], ...]
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+  """log π of each token given those before it, and the entropy it was drawn
+  from, under the distribution that the sampler draws from.
+
+  Returns:
+    `[B, T]` each, nats; position 0 holds 0, padding holds anything finite.
+  """
+  hidden = policy.hidden(batch.tokens, None, batch.segment_ids)
+  logits = warp_logits(policy.head(hidden[:, :-1]), **dict(warp))
+  logps = token_logps(logits, batch.tokens[:, 1:])
+  spread = entropy(jax.lax.stop_gradient(logits))
+  shift = ((0, 0), (1, 0))
+  return jnp.pad(logps, shift), jnp.pad(spread, shift)
+
+
+def global_weights(
+  batch: Batch, settings: TrainSettings
+) -> tuple[Float[Array, " B"], Float[Array, "B T"], Bool[Array, " B"]]:
+  """Advantages, aggregation weights and rows kept, of the whole batch."""
+  loss = settings.loss
+  keep = batch.mask.any(axis=1)
+  if loss.zero_variance == "drop":
+    keep &= zero_variance_keep(batch.correct, group_size=settings.group_size)
+  advantages = group_advantages(
+    batch.rewards,
+    group_size=settings.group_size,
+    normalization=loss.normalization,
+    keep=keep,
+  )
+  weights = aggregation_weights(
+    batch.mask & keep[:, None],
+    group_size=settings.group_size,
+    how=loss.aggregation,
+    max_tokens=(
+      settings.max_completion_tokens if loss.aggregation == "constant" else None
+    ),
+  )
+  return advantages, weights, keep
+
+
+def train_step(
+  state: LearnerState, batch: Batch, *, settings: TrainSettings
+) -> tuple[LearnerState, dict[str, Array]]:
+  """One update from one batch; a batch with nothing kept is skipped.
+
+  Rows that the filter dropped are not computed at all: kept rows are moved to
+  the front and only as many micro-batches run as they fill.
+
+  Args:
+    state: donated.
+    batch: B rows, groups adjacent.
+    settings: static.
+
+  Returns:
+    The new state and scalar metrics of the batch, float32.
+  """
+  advantages, weights, keep = global_weights(batch, settings)
+  order = jnp.argsort(~keep, stable=True)
+  kept = keep.sum(dtype=jnp.int32)
+  size = settings.micro_batch
+  micro_batches = (kept + size - 1) // size
+
+  def rows(values: Array, index: Array) -> Array:
+    picked = jnp.take(values, index, axis=0)
+    return constrain(picked, ("batch",) + (None,) * (picked.ndim - 1))
+
+  def objective(params: nnx.State, index: Array) -> tuple[Array, dict]:
+    part = jax.tree.map(lambda values: rows(values, index), batch)
+    policy: Policy = nnx.merge(settings.policy, params)
+    logps, spread = completion_logps(policy, part, settings.warp)
+    token_loss = LOSSES[settings.loss.name](
+      logps, part.behavior_logps, rows(advantages, index), settings.loss
+    )
+    loss = jnp.sum(rows(weights, index) * token_loss)
+    counted = part.mask & rows(keep, index)[:, None]
+    return loss, _sums(logps, spread, part, counted, settings.loss)
+
+  def accumulate(m: Array, carry: tuple) -> tuple:
+    gradients, loss, sums = carry
+    index = jax.lax.dynamic_slice_in_dim(order, m * size, size)
+    (part, part_sums), gradient = jax.value_and_grad(objective, has_aux=True)(
+      state.params, index
+    )
+    return (
+      jax.tree.map(jnp.add, gradients, gradient),
+      loss + part,
+      _merge(sums, part_sums),
+    )
+
+  zeros = jax.tree.map(jnp.zeros_like, state.params)
+  gradients, loss, sums = jax.lax.fori_loop(
+    0, micro_batches, accumulate, (zeros, jnp.zeros(()), _no_sums())
+  )
+  norm = optax.global_norm(gradients)
+
+  def apply() -> tuple[nnx.State, Any]:
+    updates, optimizer = settings.optimizer.update(
+      gradients, state.optimizer, state.params
+    )
+    return optax.apply_updates(state.params, updates), optimizer
+
+  params, optimizer = jax.lax.cond(
+    kept > 0, apply, lambda: (state.params, state.optimizer)
+  )
+  tokens = jnp.maximum(sums["tokens"], 1.0)
+  metrics = {
+    "loss": loss,
+    "gradient_norm": norm,
+    "skipped": (kept == 0).astype(jnp.float32),
+    "kept_rows": kept.astype(jnp.float32),
+    "micro_batches": micro_batches.astype(jnp.float32),
+    "kept_tokens": sums["tokens"],
+    "entropy": sums["entropy"] / tokens,
+    "ratio_mean": sums["ratio"] / tokens,
+    "ratio_max": jnp.where(kept > 0, sums["ratio_max"], 1.0),
+    "ratio_min": jnp.where(kept > 0, sums["ratio_min"], 1.0),
+    "capped_fraction": sums["capped"] / tokens,
+    "logp_gap_mean": sums["gap"] / tokens,
+    "logp_gap_max": sums["gap_max"],
+  }
+  state = LearnerState(params=params, optimizer=optimizer, step=state.step + 1)
+  return state, metrics
+
+
+_SUMS = ("tokens", "entropy", "ratio", "capped", "gap")
+
+
+def _no_sums() -> dict[str, Array]:
+  sums = {name: jnp.zeros(()) for name in _SUMS}
+  return sums | {
+    "ratio_max": jnp.zeros(()),
+    "ratio_min": jnp.full((), jnp.inf),
+    "gap_max": jnp.zeros(()),
+  }
+
+
+def _merge(left: dict[str, Array], right: dict[str, Array]) -> dict:
+  merged = {name: left[name] + right[name] for name in _SUMS}
+  for name in ("ratio_max", "gap_max"):
+    merged[name] = jnp.maximum(left[name], right[name])
+  merged["ratio_min"] = jnp.minimum(left["ratio_min"], right["ratio_min"])
+  return merged
+
+
+def _sums(
+  logps: Float[Array, "B T"],
+  spread: Float[Array, "B T"],
+  batch: Batch,
+  counted: Bool[Array, "B T"],
+  config: LossConfig,
+) -> dict[str, Array]:
+  """Sums and extremes over the counted tokens of a micro-batch."""
+  logps = jax.lax.stop_gradient(logps)
+  ratio = losses.token_ratio(logps, batch.behavior_logps)
+  gap = jnp.abs(logps - batch.behavior_logps)
+
+  def total(values: Array) -> Array:
+    return jnp.sum(jnp.where(counted, values, 0.0))
+
+  return {
+    "tokens": counted.sum(dtype=jnp.float32),
+    "entropy": total(spread),
+    "ratio": total(ratio),
+    "capped": total((ratio > config.clip_max).astype(jnp.float32)),
+    "gap": total(gap),
+    "ratio_max": jnp.max(jnp.where(counted, ratio, 0.0)),
+    "ratio_min": jnp.min(jnp.where(counted, ratio, jnp.inf)),
+    "gap_max": jnp.max(jnp.where(counted, gap, 0.0)),
+  }

@@ -1,0 +1,1 @@
+"""The policy: a sharded decoder-only transformer with an explicit KV cache."""

@@ -1,0 +1,145 @@
+"""The transformer's arithmetic as pure functions: arrays in, arrays out.
+
+Learner and sampler both call these; what differs between them is only which
+keys and values a query sees.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+# Finite, so that a row that sees nothing gives numbers and not NaN.
+MASKED = -1e30
+
+# Products of float32 operands stay float32: an accelerator's default would
+# round them to TF32 or bfloat16, and sampler and learner would drift apart.
+# Operands in bfloat16 are multiplied as they are, with float32 sums.
+FLOAT32: dict[str, Any] = {
+  "precision": jax.lax.Precision.HIGHEST,
+  "preferred_element_type": jnp.float32,
+}
+
+
+def rms_norm(
+  x: Float[Array, "*B D"], scale: Float[Array, " D"], epsilon: float
+) -> Float[Array, "*B D"]:
+  """Root-mean-square norm, computed in float32: x / rms(x) · scale.
+
+  Reference: Zhang and Sennrich, 2019, arXiv 1910.07467.
+  """
+  wide = x.astype(jnp.float32)
+  inverse = jax.lax.rsqrt(
+    jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon
+  )
+  scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+  return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype)
+
+
+def rope_angles(
+  positions: Int[Array, "*B"], head_width: int, theta: float
+) -> tuple[Float[Array, "*B half"], Float[Array, "*B half"]]:
+  """Cosine and sine of the rotary angles, float32 `[..., Dh/2]`.
+
+  Reference: Su et al., 2021, arXiv 2104.09864; pairs are (i, i + Dh/2), the
+  convention of published checkpoints.
+  """
+  half = head_width // 2
+  frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  frequencies = jnp.expand_dims(frequencies, tuple(range(positions.ndim)))
+  angles = positions[..., None].astype(jnp.float32) * frequencies
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+  x: Float[Array, "*B heads Dh"],
+  cos: Float[Array, "*B half"],
+  sin: Float[Array, "*B half"],
+) -> Float[Array, "*B heads Dh"]:
+  """Rotary position embedding of queries or keys."""
+  cos, sin = cos[..., None, :], sin[..., None, :]
+  low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = jnp.concatenate(
+    [low * cos - high * sin, high * cos + low * sin], axis=-1
+  )
+  return turned.astype(x.dtype)
+
+
+def matmul(
+  x: Float[Array, "*B I"], weight: Float[Array, "I *O"]
+) -> Float[Array, "*B O2"]:
+  """x @ weight with the weight's output axes flattened, in x's dtype.
+
+  One 2-D product: on a CPU it is nearly twice as fast as a 3-D one.
+  """
+  weight = weight.reshape(weight.shape[0], -1).astype(x.dtype)
+  flat = x.reshape(-1, x.shape[-1])
+  out = jnp.dot(flat, weight, **FLOAT32)
+  return out.astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+def swiglu(
+  x: Float[Array, "*B D"],
+  gate: Float[Array, "D F"],
+  up: Float[Array, "D F"],
+  down: Float[Array, "F D"],
+) -> Float[Array, "*B D"]:
+  """Gated MLP: (silu(x·gate) ⊙ (x·up))·down.
+
+  Reference: Shazeer, 2020, arXiv 2002.05202.
+  """
+  return matmul(jax.nn.silu(matmul(x, gate)) * matmul(x, up), down)
+
+
+def attention_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+  """True where query t may see key u: u ≤ t, same segment, not padding (0)."""
+  length = segment_ids.shape[1]
+  causal = jnp.tril(jnp.ones((length, length), bool))
+  same = segment_ids[:, :, None] == segment_ids[:, None, :]
+  return same & (segment_ids[:, None, :] != 0) & causal[None]
+
+
+def segment_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+  """Position of each token within its own segment, from 0."""
+  index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
+  before = jnp.pad(segment_ids, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  starts = jnp.where(segment_ids != before, index, 0)
+  return index - jax.lax.cummax(starts, axis=1)
+
+
+def attend(
+  query: Float[Array, "B T H Dh"],
+  key: Float[Array, "B T K Dh"],
+  value: Float[Array, "B T K Dh"],
+  mask: Bool[Array, "B T T"],
+) -> Float[Array, "B T H Dh"]:
+  """Grouped-query attention over whole rows; softmax in float32.
+
+  Reference: Ainslie et al., 2023, arXiv 2305.13245.
+  """
+  batch, length, heads, width = query.shape
+  kv_heads = key.shape[2]
+  query = query.reshape(batch, length, kv_heads, heads // kv_heads, width)
+  scores = jnp.einsum("btkrd,bukd->bkrtu", query, key, **FLOAT32)
+  scores = jnp.where(mask[:, None, None], scores * width**-0.5, MASKED)
+  weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+  out = jnp.einsum("bkrtu,bukd->btkrd", weights, value, **FLOAT32)
+  return out.astype(query.dtype).reshape(batch, length, heads, width)
+
+
+def float32_head(
+  hidden: Float[Array, "*B D"], table: Float[Array, "V D"]
+) -> Float[Array, "*B V"]:
+  """The FP32 head: logits in float32 from float32 operands, on both sides.
+
+  Sampler and learner call this one function. Operands are widened *before*
+  the product and the product is asked for at full precision (the default on
+  an accelerator would round them to bfloat16 or TF32); a cast of finished
+  logits would not restore what was lost.
+
+  Reference: ScaleRL, arXiv 2510.13786, section 3.2 and A.19.
+  """
+  flat = hidden.reshape(-1, hidden.shape[-1]).astype(jnp.float32)
+  logits = jnp.einsum("nd,vd->nv", flat, table.astype(jnp.float32), **FLOAT32)
+  return logits.reshape(*hidden.shape[:-1], table.shape[0])

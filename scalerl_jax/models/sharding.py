@@ -1,0 +1,120 @@
+"""Meshes and the one table that says which mesh axis holds which axis.
+
+Auto-mode meshes only: arrays carry their sharding, XLA propagates it, and
+activations are constrained at block boundaries.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor", "expert")
+
+# Logical axis -> mesh axis. An axis that is not here is replicated.
+RULES: dict[str, str | tuple[str, ...]] = {
+  "batch": ("data", "fsdp"),
+  "embed": "fsdp",
+  "vocab": "tensor",
+  "heads": "tensor",
+  "kv_heads": "tensor",
+  "mlp": "tensor",
+}
+
+
+def make_mesh(
+  devices: Sequence[jax.Device] | None = None,
+  *,
+  fsdp: int = 1,
+  tensor: int = 1,
+) -> Mesh:
+  """A mesh with all four axes over `devices`; `data` takes what is left.
+
+  Args:
+    devices: local devices, the first one only by default.
+    fsdp: devices that share parameters and optimiser state.
+    tensor: devices that share each weight matrix.
+
+  Raises:
+    ValueError: `fsdp * tensor` does not divide the number of devices.
+  """
+  devices = jax.local_devices()[:1] if devices is None else devices
+  data, rest = divmod(len(devices), fsdp * tensor)
+  if rest or not data:
+    raise ValueError(
+      f"fsdp ({fsdp}) x tensor ({tensor}) must divide the {len(devices)}"
+      " devices of the mesh; lower one of them"
+    )
+  return Mesh(
+    np.asarray(devices).reshape(data, fsdp, tensor, 1),
+    AXES,
+    axis_types=(AxisType.Auto,) * len(AXES),
+  )
+
+
+def partition_spec(
+  logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh
+) -> PartitionSpec:
+  """The spec of an array; axes that the mesh does not divide are replicated.
+
+  >>> spec = partition_spec(("embed", None), (6, 10), make_mesh())
+  >>> tuple(spec)
+  ('fsdp', None)
+  """
+  spec = []
+  for name, size in zip(logical, shape, strict=True):
+    axes = RULES.get(name) if name else None
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    ways = int(np.prod([mesh.shape[axis] for axis in names]))
+    spec.append(axes if size % ways == 0 else None)
+  return PartitionSpec(*spec)
+
+
+def named_sharding(
+  logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh
+) -> NamedSharding:
+  """`partition_spec` on its mesh."""
+  return NamedSharding(mesh, partition_spec(logical, shape, mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """A full copy on each device of the mesh."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh, size: int) -> NamedSharding:
+  """Leading axis of length `size` over the batch axes of the mesh."""
+  return NamedSharding(mesh, partition_spec(("batch",), (size,), mesh))
+
+
+def constrain(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
+  """`x` constrained to the rules on the mesh in context; no mesh, no change."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return x
+  spec = partition_spec(logical, x.shape, mesh)  # pyright: ignore
+  return jax.lax.with_sharding_constraint(x, spec)
+
+
+def check_heads(num_heads: int, num_kv_heads: int, tensor: int) -> None:
+  """Refuses a mesh that would cut a head.
+
+  Raises:
+    ValueError: `tensor` does not divide the query or the key/value heads.
+  """
+  for name, heads in (
+    ("query heads", num_heads),
+    ("key/value heads", num_kv_heads),
+  ):
+    if heads % tensor:
+      raise ValueError(
+        f"pipeline.tensor ({tensor}) must divide the {heads} {name} of the"
+        " policy; lower it"
+      )
+
+
+def shardings_of(tree: Any) -> Any:
+  """The sharding of each array of a pytree."""
+  return jax.tree.map(lambda x: x.sharding, tree)

@@ -1,0 +1,1 @@
+"""The mathematics of the recipe: arrays in, arrays out, no model, no config."""

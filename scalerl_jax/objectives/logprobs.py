@@ -1,0 +1,106 @@
+"""From logits to the chosen token's log-prob: one way for both sides.
+
+The sampler draws from the warped logits and the learner scores under the same
+ones, so a ratio of 1 means the same policy and not the same settings.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def warp_logits(
+  logits: Float[Array, "*B V"],
+  *,
+  temperature: float = 1.0,
+  top_k: int | None = None,
+  top_p: float | None = None,
+) -> Float[Array, "*B V"]:
+  """Logits of the distribution that is really sampled from, in float32.
+
+  z/τ, then all but the `top_k` largest cut, then all but the smallest set
+  whose probability reaches `top_p` cut. Cut tokens get −inf; the kept ones are
+  renormalised by whoever takes the softmax. Ties at the border are kept.
+
+  Args:
+    logits: of the model.
+    temperature: τ, above 0.
+    top_k: tokens kept, 1 or more; `None` keeps all.
+    top_p: probability kept, in (0, 1]; `None` keeps all.
+
+  Raises:
+    ValueError: a setting outside its domain.
+
+  >>> warp_logits(jnp.array([1.0, 3.0, 2.0]), temperature=0.5, top_k=2)
+  Array([-inf,   6.,   4.], dtype=float32)
+  """
+  if not temperature > 0:
+    raise ValueError(f"temperature must be above 0, got {temperature}")
+  if top_k is not None and top_k < 1:
+    raise ValueError(f"top_k must be 1 or more (None: off), got {top_k}")
+  if top_p is not None and not 0 < top_p <= 1:
+    raise ValueError(f"top_p must be in (0, 1] (None: off), got {top_p}")
+  logits = logits.astype(jnp.float32)
+  if temperature != 1.0:
+    logits = logits / temperature
+  if top_k is not None and top_k < logits.shape[-1]:
+    border = jax.lax.top_k(logits, top_k)[0][..., -1:]
+    logits = jnp.where(logits < border, -jnp.inf, logits)
+  if top_p is not None and top_p < 1:
+    ordered = -jnp.sort(-logits, axis=-1)
+    probabilities = jax.nn.softmax(ordered, axis=-1)
+    # A token stays if the more probable ones do not reach top_p without it.
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    border = jnp.min(
+      jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True
+    )
+    logits = jnp.where(logits < border, -jnp.inf, logits)
+  return logits
+
+
+def token_logps(
+  logits: Float[Array, "*B V"], tokens: Int[Array, "*B"]
+) -> Float[Array, "*B"]:
+  """log π of the chosen tokens: z[token] − logsumexp(z), float32, nats.
+
+  Args:
+    logits: unnormalised; warped if the tokens were drawn from warped ones.
+    tokens: ids in 0 .. V−1.
+
+  Returns:
+    Log-probs, one a token; not masked.
+
+  >>> token_logps(jnp.zeros((1, 4)), jnp.array([2])).round(4)
+  Array([-1.3863], dtype=float32)
+  """
+  logits = logits.astype(jnp.float32)
+  # A select and a sum, not a gather: the gradient of a gather is a scatter,
+  # which costs more than the head itself on a CPU.
+  index = jnp.expand_dims(
+    jnp.arange(logits.shape[-1]), tuple(range(tokens.ndim))
+  )
+  chosen = jnp.sum(
+    jnp.where(index == tokens[..., None], logits, 0.0), axis=-1
+  )
+  return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def entropy(logits: Float[Array, "*B V"]) -> Float[Array, "*B"]:
+  """Shannon entropy −Σ p log p of each distribution, float32, nats.
+
+  A token cut to −inf has probability 0 and adds exactly 0.
+
+  Args:
+    logits: unnormalised.
+
+  Returns:
+    Entropies in [0, log V]; not masked.
+
+  >>> entropy(jnp.array([0.0, 0.0, -jnp.inf])).round(4)
+  Array(0.6931, dtype=float32)
+  """
+  logps = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+  # Two wheres: the gradient of 0·(−inf) would be NaN.
+  finite = jnp.isfinite(logps)
+  safe = jnp.where(finite, logps, 0.0)
+  return -jnp.sum(jnp.where(finite, jnp.exp(safe) * safe, 0.0), axis=-1)

@@ -1,0 +1,1 @@
+"""The decode side: fixed slots, jitted chunks, refilled between them."""

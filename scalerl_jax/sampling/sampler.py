@@ -1,0 +1,345 @@
+"""The sampler: slots on the generator mesh, filled and emptied between chunks.
+
+Parameters are an argument of every call, so a new version needs no retrace and
+weights change between chunks only. The host looks once a chunk.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from scalerl_jax.config import SamplerConfig
+from scalerl_jax.models.policy import Policy
+from scalerl_jax.models.sharding import named_sharding, replicated
+from scalerl_jax.sampling.decode import (
+  DecodeSettings,
+  decode_chunk,
+  insert_groups,
+)
+from scalerl_jax.sampling.occupancy import Occupancy
+from scalerl_jax.sampling.slots import (
+  SlotState,
+  empty_slots,
+  logical_axes,
+  read_slots,
+)
+from scalerl_jax.types import Rollout
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """A prompt about to be sampled G times."""
+
+  index: int  # names the group among those in the sampler
+  uid: int  # the prompt's
+  first_sample: int  # sample index of the group's first completion
+  tokens: np.ndarray  # int32 [length], the prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+  """Completions that ended, a row each."""
+
+  groups: np.ndarray  # int64 [N], index of the group
+  rows: np.ndarray  # int32 [N], row in the group
+  tokens: np.ndarray  # int32 [N, Tc]
+  behavior_logps: np.ndarray  # float32 [N, Tc]
+  versions: np.ndarray  # int32 [N, Tc]
+  length: np.ndarray  # int32 [N]
+  finish: np.ndarray  # int32 [N]
+
+
+def warp_settings(config: SamplerConfig) -> dict[str, Any]:
+  """The keywords of `warp_logits` that a config asks for, on both sides."""
+  return {
+    "temperature": config.temperature,
+    "top_k": config.top_k or None,
+    "top_p": None if config.top_p == 1.0 else config.top_p,
+  }
+
+
+class Sampler:
+  """Fixed slots for groups of one size.
+
+  A group enters when G slots and a prompt place are free, all its completions
+  at once, and its prompt is prefilled then: a new sequence never reads prompt
+  KV of an older version. A running one keeps the KV that older versions wrote.
+
+  Args:
+    policy: graph definition of the policy (`nnx.split`).
+    params: its parameters, for shapes and dtype only.
+    config: slots, budgets, warping.
+    group_size: G.
+    eos_ids: tokens that end a completion.
+    seed: makes the run key.
+    mesh: the generator mesh.
+  """
+
+  def __init__(
+    self,
+    policy: nnx.GraphDef,
+    params: nnx.State,
+    config: SamplerConfig,
+    *,
+    group_size: int,
+    eos_ids: Sequence[int],
+    seed: int,
+    mesh: Mesh,
+  ):
+    self.config = config
+    self.group_size = group_size
+    self.mesh = mesh
+    settings = DecodeSettings(
+      policy=policy,
+      warp=tuple(sorted(warp_settings(config).items())),
+      eos_ids=tuple(int(i) for i in eos_ids),
+      group_size=group_size,
+      chunk=config.chunk,
+    )
+    key = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
+    self._put = functools.partial(jax.device_put, device=replicated(mesh))
+    self._key = self._put(np.asarray(key))
+    full = config.slots // group_size
+    # Twice as many prompt places as full groups: stragglers hold theirs.
+    self._places = min(config.slots, 2 * full)
+    self.occupancy = Occupancy(config.slots, self._places, group_size)
+    self._insert_sizes = sorted({min(full, n) for n in (2, 8, 32, full)})
+    self._read_sizes = sorted(
+      {-(-config.slots // 8), -(-config.slots // 2), config.slots}
+    )
+    self.state = self._create(nnx.merge(policy, params))
+    shardings = jax.tree.map(lambda x: x.sharding, self.state)
+    self._decode = jax.jit(
+      functools.partial(decode_chunk, settings=settings),
+      donate_argnums=2,
+      out_shardings=(shardings, replicated(mesh)),
+    )
+    self._insert = jax.jit(
+      functools.partial(insert_groups, settings=settings),
+      donate_argnums=2,
+      out_shardings=shardings,
+    )
+    self._stats: jax.Array | None = None
+
+  @property
+  def room(self) -> int:
+    """Groups that could enter now."""
+    return self.occupancy.room
+
+  @property
+  def busy(self) -> bool:
+    """Whether any completion is being written."""
+    return self.occupancy.busy
+
+  def insert(
+    self, params: nnx.State, version: int, groups: Sequence[Group]
+  ) -> None:
+    """Prefills prompts and draws the first token of their completions.
+
+    Raises:
+      ValueError: more groups than `room`, or a prompt over the budget.
+    """
+    limit = self.config.max_prompt_tokens
+    for group in groups:
+      if not 1 <= len(group.tokens) <= limit:
+        raise ValueError(
+          f"prompt {group.uid} has {len(group.tokens)} tokens; prompts must"
+          f" have 1 to sampler.max_prompt_tokens ({limit})"
+        )
+    done = 0
+    while done < len(groups):
+      left = len(groups) - done
+      size = next(
+        (n for n in self._insert_sizes if n >= left), self._insert_sizes[-1]
+      )
+      self._insert_some(params, version, groups[done : done + size], size)
+      done += size
+
+  def start_chunk(self, params: nnx.State, version: int) -> None:
+    """Dispatches a chunk; it runs while the host goes on."""
+    with jax.set_mesh(self.mesh):
+      self.state, self._stats = self._decode(
+        params, np.int32(version), self.state
+      )
+
+  @property
+  def ready(self) -> bool:
+    """Whether the last dispatched chunk has run."""
+    return self._stats is None or self._stats.is_ready()
+
+  def chunk_stats(self) -> tuple[int, int]:
+    """(decode steps, tokens drawn) of the last chunk; waits for it, once."""
+    if self._stats is None:
+      return 0, 0
+    steps, drawn = np.asarray(self._stats)
+    self._stats = None
+    return int(steps), int(drawn)
+
+  def finished(self) -> Finished | None:
+    """Completions that ended since the last call; their slots are free then.
+
+    Waits for the last dispatched chunk.
+    """
+    active = np.asarray(self.state.active)
+    slots = np.flatnonzero((self.occupancy.owner >= 0) & ~active)
+    if not slots.size:
+      return None
+    size = next(n for n in self._read_sizes if n >= slots.size)
+    padded = np.zeros((size,), np.int32)
+    padded[: slots.size] = slots
+    with jax.set_mesh(self.mesh):
+      records = read_slots(self.state, self._put(padded))
+    # Copies: a view would keep the device's buffers alive.
+    rows = {
+      name: np.array(value)[: slots.size] for name, value in records.items()
+    }
+    ended = Finished(
+      groups=self.occupancy.owner[slots],
+      rows=self.occupancy.row[slots],
+      **rows,
+    )
+    self.occupancy.leave(slots)
+    return ended
+
+  def generate(
+    self, params: nnx.State, version: int, groups: Sequence[Group]
+  ) -> list[Rollout]:
+    """All completions of all groups under one policy version, in order.
+
+    Groups may carry any indices; the sampler must not be busy.
+    """
+    if self.busy:
+      raise ValueError("the sampler is busy; generate needs it empty")
+    budget = self.config.max_completion_tokens
+    rollouts = [
+      empty_rollout(group, self.group_size, self.config) for group in groups
+    ]
+    waiting = [
+      dataclasses.replace(group, index=i) for i, group in enumerate(groups)
+    ]
+    del budget
+    while waiting or self.busy:
+      enter, waiting = waiting[: self.room], waiting[self.room :]
+      if enter:
+        self.insert(params, version, enter)
+      self.start_chunk(params, version)
+      ended = self.finished()
+      if ended is not None:
+        for n, (index, row) in enumerate(
+          zip(ended.groups, ended.rows, strict=True)
+        ):
+          write_row(rollouts[index], int(row), ended, n)
+    return rollouts
+
+  def compile(self, params: nnx.State) -> None:
+    """Compiles every program before the clock starts; leaves no trace."""
+    with jax.set_mesh(self.mesh):
+      for size in self._insert_sizes:
+        self._insert.lower(*self._no_groups(params, size)).compile()
+      self._decode.lower(params, np.int32(0), self.state).compile()
+      for size in self._read_sizes:
+        read_slots(self.state, self._put(np.zeros((size,), np.int32)))
+
+  def state_dict(self) -> dict[str, Any]:
+    """Slots on the device and who holds them."""
+    return {"slots": self.state, "occupancy": self.occupancy.state_dict()}
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    """Back to what `state_dict` said."""
+    self.state = state["slots"]
+    self.occupancy.load_state_dict(state["occupancy"])
+    self._stats = None
+
+  def _create(self, policy: Policy) -> SlotState:
+    config = self.config
+
+    def create() -> SlotState:
+      return empty_slots(
+        policy.empty_cache(
+          prompts=self._places,
+          slots=config.slots,
+          prompt_tokens=config.max_prompt_tokens,
+          completion_tokens=config.max_completion_tokens,
+        )
+      )
+
+    shardings = jax.tree.map(
+      lambda x, axes: named_sharding(axes, x.shape, self.mesh),
+      jax.eval_shape(create),
+      logical_axes(),
+    )
+    return jax.jit(create, out_shardings=shardings)()
+
+  def _no_groups(self, params: nnx.State, size: int) -> tuple:
+    """Arguments of an insertion of nobody."""
+    prompts = np.zeros((size, self.config.max_prompt_tokens), np.int32)
+    ones = np.ones((size,), np.int32)
+    places = np.full((size,), self._places, np.int32)
+    source = np.full((self.config.slots,), -1, np.int32)
+    host = (prompts, ones, ones, ones, ones, places, source)
+    return params, np.int32(0), self.state, self._key, *map(self._put, host)
+
+  def _insert_some(
+    self,
+    params: nnx.State,
+    version: int,
+    groups: Sequence[Group],
+    size: int,
+  ) -> None:
+    """One insertion, padded to `size` prompts."""
+    budget = self.config.max_completion_tokens
+    prompts = np.zeros((size, self.config.max_prompt_tokens), np.int32)
+    numbers = np.ones((4, size), np.int32)
+    for i, group in enumerate(groups):
+      prompts[i, : len(group.tokens)] = group.tokens
+      numbers[:, i] = (
+        len(group.tokens),
+        group.uid,
+        group.first_sample,
+        budget,
+      )
+    places = np.full((size,), self._places, np.int32)  # out of range: dropped
+    entered, source = self.occupancy.enter([g.index for g in groups])
+    places[: len(groups)] = entered
+    host = (prompts, *numbers, places, source)
+    with jax.set_mesh(self.mesh):
+      self.state = self._insert(
+        params,
+        np.int32(version),
+        self.state,
+        self._key,
+        *map(self._put, host),
+      )
+
+
+def empty_rollout(
+  group: Group, group_size: int, config: SamplerConfig
+) -> Rollout:
+  """A group's record before any token, numpy arrays to be filled."""
+  shape = (group_size, config.max_completion_tokens)
+  prompt = np.zeros((config.max_prompt_tokens,), np.int32)
+  prompt[: len(group.tokens)] = group.tokens
+  return Rollout(
+    uid=np.int32(group.uid),
+    first_sample=np.int32(group.first_sample),
+    prompt=prompt,
+    prompt_length=np.int32(len(group.tokens)),
+    tokens=np.zeros(shape, np.int32),
+    length=np.zeros((group_size,), np.int32),
+    behavior_logps=np.zeros(shape, np.float32),
+    versions=np.zeros(shape, np.int32),
+    forced=np.zeros(shape, bool),
+    finish=np.zeros((group_size,), np.int32),
+  )
+
+
+def write_row(rollout: Rollout, row: int, ended: Finished, n: int) -> None:
+  """Completion `n` of `ended` into its row of the group's record."""
+  for name in ("tokens", "behavior_logps", "versions", "length", "finish"):
+    getattr(rollout, name)[row] = getattr(ended, name)[n]

@@ -1,0 +1,139 @@
+"""What a curve says about its own future: the end, and tests of that."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl_jax.scaling import fit as fit_lib
+
+# The end of a run is the mean of this many evaluations.
+END_EVALUATIONS = 3
+
+
+class Forecast(NamedTuple):
+  """The forecast pass rate at one compute, and whether A is identified."""
+
+  compute: float
+  mean: float
+  low: float
+  high: float
+  identified: bool
+  reasons: tuple[str, ...]
+
+
+class Backtest(NamedTuple):
+  """A forecast of the end from the first part of a run, and what came."""
+
+  fit: fit_lib.CurveFit
+  forecast: Forecast
+  measured: float
+
+  @property
+  def error(self) -> float:
+    """Forecast minus measured."""
+    return self.forecast.mean - self.measured
+
+  @property
+  def inside(self) -> bool:
+    """Whether the measured end lies in the band."""
+    return self.forecast.low <= self.measured <= self.forecast.high
+
+
+def forecast_from(
+  fit: fit_lib.CurveFit, end: float, level: float = 0.9
+) -> Forecast:
+  """The mean of the last evaluations about `end`, forecast by a fit.
+
+  Args:
+    fit: of the run so far.
+    end: compute at the end.
+    level: probability inside the band, in (0, 1).
+
+  Returns:
+    Mean and band of the average of `END_EVALUATIONS` new evaluations.
+  """
+  mean, low, high = fit.predict(end, level, evaluations=END_EVALUATIONS)
+  return Forecast(
+    float(end),
+    float(mean),
+    float(low),
+    float(high),
+    fit.identified,
+    fit.reasons,
+  )
+
+
+def forecast_end(
+  compute: npt.ArrayLike,
+  pass_rate: npt.ArrayLike,
+  end: float,
+  level: float = 0.9,
+  *,
+  trials: npt.ArrayLike | None = None,
+) -> Forecast | None:
+  """The forecast of a run's end, made at any evaluation.
+
+  Args:
+    compute: of the evaluations so far, compute 0 included.
+    pass_rate: of the evaluations so far, in [0, 1].
+    end: compute at the end of the run, in the same unit.
+    level: probability inside the band, in (0, 1).
+    trials: samples behind each evaluation, or None.
+
+  Returns:
+    The forecast of the mean of the run's last 3 evaluations, or None while
+    there are too few evaluations for a fit.
+  """
+  x = np.asarray(compute, np.float64)
+  if len(x) < fit_lib.FEWEST_POINTS or len(np.unique(x[x > 0])) < 4:
+    return None
+  return forecast_from(
+    fit_lib.fit_curve(x, pass_rate, trials=trials), end, level
+  )
+
+
+def first_part(
+  compute: npt.ArrayLike,
+  pass_rate: npt.ArrayLike,
+  share: float = 0.5,
+  level: float = 0.9,
+  *,
+  trials: npt.ArrayLike | None = None,
+) -> Backtest | None:
+  """Forecasts the end from the first part of a finished run.
+
+  Args:
+    compute: of each evaluation.
+    pass_rate: of each evaluation, in [0, 1].
+    share: of the run's compute that the fit may see, in (0, 1).
+    level: probability inside the band, in (0, 1).
+    trials: samples behind each evaluation, or None.
+
+  Returns:
+    The fit, its forecast and the measured end (the mean of the last 3
+    evaluations, at the mean of their compute), or None where the part or the
+    rest holds too few evaluations.
+
+  Raises:
+    ValueError: for a share outside (0, 1).
+  """
+  if not 0.0 < share < 1.0:
+    raise ValueError(f"share must be in (0, 1), got {share!r}.")
+  x, y = np.asarray(compute, np.float64), np.asarray(pass_rate, np.float64)
+  order = np.argsort(x, kind="stable")
+  x, y = x[order], y[order]
+  seen = x <= share * x[-1]
+  first, rest = x[seen], x[~seen]
+  if (
+    len(rest) < END_EVALUATIONS
+    or len(first) < fit_lib.FEWEST_POINTS
+    or len(np.unique(first[first > 0])) < 4
+  ):
+    return None
+  if trials is not None and np.ndim(trials):
+    trials = np.asarray(trials)[order][seen]
+  fit = fit_lib.fit_curve(first, y[seen], trials=trials)
+  end = float(x[-END_EVALUATIONS:].mean())
+  measured = float(y[-END_EVALUATIONS:].mean())
+  return Backtest(fit, forecast_from(fit, end, level), measured)

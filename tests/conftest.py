@@ -1,0 +1,24 @@
+"""What every test runs under: 8 fake devices, no silent rank promotion."""
+
+import os
+
+# Before jax starts: tests of meshes need several devices, and one thread an
+# operation keeps two pytest workers from fighting over two cores.
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "")
+  + " --xla_force_host_platform_device_count=8"
+  + " --xla_cpu_multi_thread_eigen=false"
+)
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import jax
+import matplotlib
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+matplotlib.use("Agg")
+# The same examples every time, however slow the machine is today.
+hypothesis.settings.register_profile(
+  "house", derandomize=True, database=None, deadline=None
+)
+hypothesis.settings.load_profile("house")
