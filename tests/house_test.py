@@ -3,13 +3,29 @@
 import ast
 import dataclasses
 import importlib.util
+import itertools
+import json
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 from scalerl_jax import config
+from scalerl_jax.config import LossConfig, ModelConfig, TaskConfig
+from scalerl_jax.data.tasks import load_task
+from scalerl_jax.learning import train_step
+from scalerl_jax.models.policy import Policy
+from scalerl_jax.types import Batch
+from tests.fixtures.add_a_loss import ADD_A_LOSS, ONE_STEP
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scalerl_jax"
@@ -58,20 +74,31 @@ def _functions(wing):
 
 
 def test_every_public_name_is_documented():
+  documented = {
+    (node.name, member.name)
+    for path in FILES
+    for node in _public(_tree(path).body)
+    for member in _public(node.body)
+    if ast.get_docstring(member)
+  }
+
+  def inherits(what, member):
+    return any((_last(base), member) in documented for base in what.bases)
+
   bare = []
   for path in [*FILES, *EXPERIMENTS]:
     tree = _tree(path)
     if not ast.get_docstring(tree):
       bare.append(_name(path))
     for node in _public(tree.body):
-      members = _public(node.body) if isinstance(node, ast.ClassDef) else []
-      names = [(node.name, node)]
-      names += [(f"{node.name}.{member.name}", member) for member in members]
-      bare += [
-        f"{_name(path)}: {name}"
-        for name, what in names
-        if not ast.get_docstring(what)
-      ]
+      if not ast.get_docstring(node):
+        bare.append(f"{_name(path)}: {node.name}")
+      if isinstance(node, ast.ClassDef):
+        bare += [
+          f"{_name(path)}: {node.name}.{member.name}"
+          for member in _public(node.body)
+          if not ast.get_docstring(member) and not inherits(node, member.name)
+        ]
   assert not bare
 
 
@@ -285,3 +312,174 @@ def test_every_config_field_is_read():
       read |= _reads(_tree(path), sections)
   dead = sorted(".".join(field) for field in fields - read)
   assert not dead
+
+
+def _losses(choice, _):
+  """Losses of two tokens, the first one far off policy."""
+  logps = jnp.array([[-1.0, -2.0]])
+  behavior_logps = jnp.array([[-5.0, -2.0]])
+  token_loss = train_step.LOSSES[choice]
+  return token_loss(logps, behavior_logps, jnp.array([0.5]), LossConfig())
+
+
+def _global(field):
+  """How the weights of a batch answer to `field` of the loss's section."""
+
+  def answer(choice, _):
+    loss = LossConfig(**{field: choice})
+    settings = train_step.TrainSettings(
+      policy=None,
+      optimizer=optax.identity(),
+      loss=loss,
+      warp=(),
+      group_size=3,
+      micro_batch=1,
+      max_completion_tokens=11,
+    )
+    lengths = np.array([1, 2, 7, 3, 3, 5, 5, 6, 1])[:, None]
+    correct = np.array([1, 0, 0, 1, 1, 0, 1, 1, 1], np.int32)
+    batch = Batch(
+      tokens=np.zeros((9, 7), np.int32),
+      segment_ids=np.ones((9, 7), np.int32),
+      mask=np.arange(7) < lengths,
+      behavior_logps=np.zeros((9, 7), np.float32),
+      correct=correct,
+      rewards=np.where(correct, 1.0, -1.0).astype(np.float32),
+    )
+    batch = jax.device_put(batch)
+    advantages, weights, _ = train_step.global_weights(batch, settings)
+    return (
+      advantages[:, None] * weights if field != "zero_variance" else weights
+    )
+
+  return answer
+
+
+def _dtypes(choice, _):
+  shape = ModelConfig(
+    width=8,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_width=4,
+    mlp_width=12,
+    dtype=choice,
+  )
+
+  def body_and_head():
+    policy = Policy(shape, vocab_size=7, rngs=nnx.Rngs(0))
+    hidden = policy.hidden(jnp.zeros((2, 3), jnp.int32), None, None)
+    return hidden, policy.head(hidden)
+
+  hidden, logits = jax.eval_shape(body_and_head)
+  assert logits.dtype == jnp.float32
+  return hidden.dtype.name
+
+
+def _tasks(choice, tmp_path):
+  path = tmp_path / "prompts.jsonl"
+  rows = [{"prompt": f"say {n}", "answer": str(n)} for n in range(8)]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  task = TaskConfig(
+    name=choice,
+    train_prompts=3,
+    heldout_prompts=2,
+    path=str(path) if choice == "jsonl" else "",
+  )
+  made = load_task(task, config.SupervisedConfig(), max_prompt_tokens=32)
+  return made.train[0].text
+
+
+# Every tuple of choices in config.py, and something that differs with them.
+ANSWERS = {
+  "LOSSES": _losses,
+  "AGGREGATIONS": _global("aggregation"),
+  "NORMALIZATIONS": _global("normalization"),
+  "ZERO_VARIANCE": _global("zero_variance"),
+  "DTYPES": _dtypes,
+  "TASKS": _tasks,
+}
+# Choices that need a whole run: their tests are in the rooms named here, and
+# only that they are named there is seen here.
+NAMED = {
+  "SCHEDULES": "pipeline",
+  "COMPUTE_AXES": "run",
+}
+
+
+def _choices():
+  return {
+    name: value
+    for name, value in vars(config).items()
+    if name.isupper() and isinstance(value, tuple)
+  }
+
+
+def test_every_tuple_of_choices_has_a_witness():
+  assert set(_choices()) == set(ANSWERS) | set(NAMED)
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_every_choice_changes_the_result(name, tmp_path):
+  answers = {
+    choice: np.asarray(ANSWERS[name](choice, tmp_path)).tolist()
+    for choice in _choices()[name]
+  }
+  for one, other in itertools.combinations(answers, 2):
+    assert answers[one] != answers[other], f"{one} is {other}"
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_every_other_choice_is_named_by_its_room(name):
+  words = set()
+  for path in (PACKAGE / NAMED[name]).glob("*.py"):
+    for node in ast.walk(_tree(path)):
+      if isinstance(node, ast.Constant):
+        words.add(node.value)
+      else:
+        words |= {getattr(node, "arg", None), _last(node)}
+  # The last of the choices may be what `else` means.
+  assert len(set(_choices()[name]) - words) <= 1
+
+
+# Room for a stranger.
+
+
+def test_a_loss_is_added_in_five_edits(tmp_path):
+  for name in ("scalerl_jax", "tests", "experiments", "pyproject.toml"):
+    copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+    copy(ROOT / name, tmp_path / name)
+  contributing = (ROOT / "CONTRIBUTING.md").read_text()
+  for name, anchor, text in ADD_A_LOSS:
+    path = tmp_path / name
+    listed = name if path.exists() else f"{path.parent.name}/"
+    assert f"`{listed}`" in contributing
+    old = path.read_text() if path.exists() else ""
+    if anchor is not None:
+      assert old.count(anchor) == 1
+    path.write_text(
+      old.replace(anchor, anchor + text) if anchor else old + text
+    )
+  (tmp_path / "tests/one_step_test.py").write_text(ONE_STEP)
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "pytest", "-q", "-rA"),
+      "tests/one_step_test.py",
+      "tests/objectives/losses_test.py::"
+      "test_positive_equals_the_scalar_loop_value_and_gradient",
+      "scalerl_jax/objectives/losses.py::"
+      "scalerl_jax.objectives.losses.positive_loss",
+    ],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    stdin=subprocess.DEVNULL,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  for passed in (
+    "test_step_trains_with_the_new_loss",
+    "test_positive_equals_the_scalar_loop",
+    "losses.positive_loss",
+  ):
+    assert re.search(rf"^PASSED .*{passed}", done.stdout, re.M), done.stdout

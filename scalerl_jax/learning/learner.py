@@ -61,6 +61,11 @@ class Learner:
     """Whether the running update is done."""
     return self._metrics is None or self._metrics["loss"].is_ready()
 
+  @property
+  def metrics_arrays(self) -> dict[str, jax.Array] | None:
+    """What the running update will make; to be waited for, not read."""
+    return self._metrics
+
   def start(self, batch: Batch) -> None:
     """Dispatches an update; it runs while the host goes on."""
     with jax.set_mesh(self.mesh):

@@ -115,6 +115,19 @@ def check_heads(num_heads: int, num_kv_heads: int, tensor: int) -> None:
       )
 
 
-def shardings_of(tree: Any) -> Any:
-  """The sharding of each array of a pytree."""
-  return jax.tree.map(lambda x: x.sharding, tree)
+def shardings_on(mesh: Mesh, tree: Any) -> Any:
+  """Shardings of the same arrays on another mesh with the same axes.
+
+  What an array's own spec asks for, less the axes that do not divide there.
+  """
+
+  def one(x: jax.Array) -> NamedSharding:
+    spec = getattr(x.sharding, "spec", PartitionSpec())
+    kept = []
+    for axes, size in zip(spec, x.shape, strict=False):
+      names = (axes,) if isinstance(axes, str) else axes or ()
+      ways = int(np.prod([mesh.shape[axis] for axis in names]))
+      kept.append(axes if size % ways == 0 else None)
+    return NamedSharding(mesh, PartitionSpec(*kept))
+
+  return jax.tree.map(one, tree)

@@ -169,6 +169,11 @@ class Sampler:
       )
 
   @property
+  def chunk_arrays(self) -> jax.Array | None:
+    """What the chunk in the air will make; to be waited for, not read."""
+    return self._stats
+
+  @property
   def ready(self) -> bool:
     """Whether the last dispatched chunk has run."""
     return self._stats is None or self._stats.is_ready()
@@ -216,14 +221,12 @@ class Sampler:
     """
     if self.busy:
       raise ValueError("the sampler is busy; generate needs it empty")
-    budget = self.config.max_completion_tokens
     rollouts = [
       empty_rollout(group, self.group_size, self.config) for group in groups
     ]
     waiting = [
       dataclasses.replace(group, index=i) for i, group in enumerate(groups)
     ]
-    del budget
     while waiting or self.busy:
       enter, waiting = waiting[: self.room], waiting[self.room :]
       if enter:

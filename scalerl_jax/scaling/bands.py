@@ -14,7 +14,10 @@ from scalerl_jax.scaling import posterior as posterior_lib
 def law(
   draws: posterior_lib.Posterior, log_compute: Float64[np.ndarray, "K"]
 ) -> Float64[np.ndarray, "K M"]:
-  """The law of each draw; ln C = −∞ gives R_0."""
+  """The law of each draw: R_0 + (A − R_0)·σ(B·(ln C − ln C_mid)).
+
+  ln C is measured from the last fitted point; −∞ (compute 0) gives R_0.
+  """
   exponent = np.exp(draws.log_exponent)
   z = exponent * (log_compute[:, None] - draws.log_midpoint)
   share = 0.5 * (1.0 + np.tanh(0.5 * z))
@@ -76,7 +79,16 @@ def quantiles(
   variance: Float64[np.ndarray, "K M"],
   level: float,
 ) -> tuple[Float64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
-  """Equal-tailed band of a mixture of M normals, kept within [0, 1]."""
+  """Equal-tailed band of a mixture of M normals, kept within [0, 1].
+
+  Args:
+    mean: of each component, for K points.
+    variance: of each component, at least 0.
+    level: probability inside, in (0, 1).
+
+  Returns:
+    Low and high for each point.
+  """
   # One normal a draw, the same at every compute, so that bands are smooth.
   z = special.ndtri(posterior_lib.uniforms(mean.shape[1], 1, 0)[:, 0])
   sample = mean + np.sqrt(variance) * z

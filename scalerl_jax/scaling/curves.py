@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-FEWEST_POINTS = 6
+from scalerl_jax.scaling import points
 
 # Usual names, the first that a file has is taken. Full FLOPs come first: the
 # cost of the work asked for, whatever was left out of it.
@@ -318,10 +318,10 @@ def _curve(name, columns, rows, x_column, y_column, notes) -> Curve:
   trials = _trials(columns, rows, usable)
   rows = [r for r, u in zip(rows, usable, strict=True) if u]
   x, y = x[usable], y[usable]
-  if len(x) < FEWEST_POINTS:
+  if len(x) < points.FEWEST_POINTS:
     raise CurveError(
-      f"{name}: a fit needs at least {FEWEST_POINTS} usable points, and this "
-      f"file has {len(x)}."
+      f"{name}: a fit needs at least {points.FEWEST_POINTS} usable points, and "
+      f"this file has {len(x)}."
     )
   _refuse(name, rows, x, x < 0, x_column, "at least 0")
   _refuse(name, rows, y, y < 0, y_column, "a pass rate, at least 0")
@@ -345,10 +345,10 @@ def _curve(name, columns, rows, x_column, y_column, notes) -> Curve:
       f"{twice} rows repeat a compute already there; all are kept, each as an "
       "evaluation of its own"
     )
-  if len(np.unique(x[x > 0])) < 4:
+  if not points.enough(x):
     raise CurveError(
-      f"{name}: a fit needs at least 4 different values of {x_column} above "
-      f"0, and this file has {len(np.unique(x[x > 0]))}."
+      f"{name}: a fit needs at least {points.FEWEST_COMPUTES} different values "
+      f"of {x_column} above 0, and this file has {len(np.unique(x[x > 0]))}."
     )
   return Curve(
     name,

@@ -14,19 +14,13 @@ import numpy.typing as npt
 from jaxtyping import Float64
 
 from scalerl_jax.scaling import bands, intervals, laws, least_squares
+from scalerl_jax.scaling import points as points_lib
 from scalerl_jax.scaling import posterior as posterior_lib
 
 Parameters = intervals.Parameters
 
-FEWEST_POINTS = 6
 _SMALLEST_BUCKET = 64
-_MOST_POINTS = 1024
-# R_0's prior sd about the first evaluation, when compute 0 was not evaluated.
-_INITIAL_SD = 0.03
-# The sd that stands for "given exactly", and for "measured, so prior is moot".
-_EXACT_SD, _MOOT_SD = 1e-9, 1.0
-# Weight of a given R_0 in least squares, in points.
-_EXACT_WEIGHT = 1e12
+_PRIOR_ROUNDS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +126,8 @@ class CurveFit:
     if kind == "observation":
       unit = np.full_like(middle, self._noise[-1])
       if self._binomial:
-        last = self.pass_rate[-1]
-        unit *= _bernoulli(middle) / _bernoulli(last)
+        last = self.pass_rate[-1:]
+        unit *= points_lib.bernoulli(middle) / points_lib.bernoulli(last)
       white = np.exp(2.0 * self._draws.log_noise) / evaluations
       variance = variance + white * unit[:, None]
     low, high = bands.quantiles(mean, variance, level)
@@ -149,86 +143,26 @@ def _check_level(level: float) -> None:
     raise ValueError(f"level must be in (0, 1), got {level!r}.")
 
 
-def _bernoulli(pass_rate):
-  """p(1−p), kept away from 0 where a finite sample shows 0 or 1."""
-  p = np.clip(pass_rate, 0.02, 0.98)
-  return p * (1.0 - p)
+_solve = jax.jit(least_squares.solve)
 
 
-def _checked(compute, pass_rate, trials):
-  """The three as float64 arrays in order of compute, or one sentence."""
-  x, y = np.asarray(compute, np.float64), np.asarray(pass_rate, np.float64)
-  if x.ndim != 1 or x.shape != y.shape:
-    raise ValueError(
-      "compute and pass_rate must be two lists of the same length, got "
-      f"shapes {x.shape} and {y.shape}."
-    )
-  for name, values, rule, good in (
-    ("compute", x, "finite and at least 0", np.isfinite(x) & (x >= 0)),
-    ("pass_rate", y, "in [0, 1]", (y >= 0) & (y <= 1)),
-  ):
-    if not good.all():
-      first = int(np.argmin(good))
-      raise ValueError(
-        f"{name} must be {rule}, got {values[first]} at index {first}; drop "
-        "such points, and divide percents by 100."
-      )
-  n = np.full_like(x, np.nan)
-  if trials is not None:
-    n = np.asarray(trials, np.float64)
-    if n.ndim > 1 or (n.ndim and n.shape != x.shape) or not (n >= 1).all():
-      raise ValueError(
-        "trials must be one number of samples, or one for each point, at "
-        f"least 1, got {trials!r}."
-      )
-    n = np.broadcast_to(n, x.shape)
-  order = np.argsort(x, kind="stable")
-  return x[order], y[order], n[order]
-
-
-def _thinned(x, y, noise):
-  """Neighbours averaged until at most `_MOST_POINTS` points are left."""
-  size = -(-len(x) // _MOST_POINTS)
-  if size == 1:
-    return x, y, noise
-  starts = np.arange(0, len(x), size)
-  count = np.diff(np.append(starts, len(x)))
-
-  def mean(values):
-    return np.add.reduceat(values, starts) / count
-
-  return np.exp(mean(np.log(x))), mean(y), mean(noise) / count
-
-
-def _what_is_known(x, y, first_pass_rate, at_zero, zero_noise, initial):
-  """R_0's prior and measurement, and its weight in least squares."""
-  if initial is not None:
-    known = posterior_lib.Initial(initial, _EXACT_SD, initial, np.inf)
-    return known, _EXACT_WEIGHT
-  if len(at_zero):
-    value = float(at_zero.mean())
-    noise = float(zero_noise.mean()) / len(at_zero)
-    known = posterior_lib.Initial(value, _MOOT_SD, value, noise)
-    return known, float(len(at_zero))
-  # The first evaluation may already stand above R_0: as far as the line
-  # through the first two points falls back to compute 0.
-  step = max(x[1] - x[0], 1e-9 * x[0])
-  back = min(abs(y[1] - y[0]) * x[0] / step, first_pass_rate)
-  sd = float(np.hypot(_INITIAL_SD, back))
-  return posterior_lib.Initial(first_pass_rate, sd, 0.0, np.inf), 0.05
+def _solved(points: least_squares.Points, count: int):
+  """Least squares, and the sd of its residuals."""
+  solution = jax.tree.map(np.asarray, _solve(points))
+  return solution, float(np.sqrt(solution.loss / max(count - 4, 1)))
 
 
 @functools.cache
-def _solver():
-  return jax.jit(least_squares.solve)
+def _host() -> jax.sharding.Mesh:
+  """One device of the CPU, where there is one: others may lack float64.
 
-
-def _host():
-  """The CPU where there is one: accelerators may lack float64."""
+  A mesh, because a caller's own mesh would put the fit on all its devices.
+  """
   try:
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+    device = jax.local_devices(backend="cpu")[0]
   except RuntimeError:  # The process was told to use an accelerator alone.
-    return jax.default_device(jax.local_devices()[0])
+    device = jax.local_devices()[0]
+  return jax.sharding.Mesh(np.array([device]), ("host",))
 
 
 def fit_curve(
@@ -288,42 +222,34 @@ def fit_curve(
     raise ValueError(
       f'law must be "auto" or one of {sorted(laws.LAWS)}, got {law!r}.'
     )
-  if initial is not None and not 0.0 <= initial <= 1.0:
-    raise ValueError(f"initial must be in [0, 1] or None, got {initial!r}.")
-  x, y, n = _checked(compute, pass_rate, trials)
-  most = np.inf if max_compute is None else max_compute
-  keep = (x == 0) | ((x >= min_compute) & (x <= most))
-  if keep.sum() < FEWEST_POINTS or len(np.unique(x[keep & (x > 0)])) < 4:
-    raise ValueError(
-      f"a fit needs at least {FEWEST_POINTS} points, at 4 or more values of "
-      f"compute above 0, got {int(keep.sum())} of {len(x)} between "
-      f"min_compute {min_compute:g} and max_compute {most:g}."
-    )
-  first_pass_rate = float(y[0])
-  x, y, n = x[keep], y[keep], n[keep]
-  binomial = trials is not None
-  noise = _bernoulli(y) / n if binomial else np.ones_like(y)
-  zero = x == 0
-  known, initial_weight = _what_is_known(
-    x[~zero], y[~zero], first_pass_rate, y[zero], noise[zero], initial
+  chosen = points_lib.choose(
+    compute,
+    pass_rate,
+    trials,
+    initial=initial,
+    min_compute=min_compute,
+    max_compute=max_compute,
   )
-  x, y, noise = _thinned(x[~zero], y[~zero], noise[~zero])
+  x, y, noise, known, weight, binomial = chosen
   place = np.log(x) - np.log(x[-1])
   bucket = max(_SMALLEST_BUCKET, 1 << (len(x) - 1).bit_length())
   padded = functools.partial(np.pad, pad_width=(0, bucket - len(x)))
   used = padded(np.ones_like(x))
-  with jax.enable_x64(True), _host():
+  with jax.enable_x64(True), jax.set_mesh(_host()):
     points = least_squares.Points(
       padded(place),
       padded(y),
       used,
       np.array(known.prior),
-      np.array(initial_weight),
+      np.array(1.0 if weight is None else weight),
     )
-    solution = jax.tree.map(np.asarray, _solver()(points))
+    solution, residual = _solved(points, len(x))
+    for _ in range(_PRIOR_ROUNDS if weight is None else 0):
+      # A prior weighs as much as points of the noise that is found.
+      relative = np.clip((residual / known.prior_sd) ** 2, 1e-12, 1.0)
+      points = points._replace(initial_weight=np.array(relative))
+      solution, residual = _solved(points, len(x))
     bounds = jax.tree.map(np.asarray, least_squares.shape_bounds(points))
-    free = max(len(x) - 4, 1)
-    residual = float(np.sqrt(solution.loss / free))
     evidence = posterior_lib.Evidence(
       *points[:3],
       padded(noise),
@@ -378,6 +304,7 @@ def _described(
     residual=spread,
     last_compute=float(x[-1]),
     pass_rate=y,
+    effective=draws.effective,
   )
   return CurveFit(
     params=params,

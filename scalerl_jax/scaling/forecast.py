@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl_jax.scaling import fit as fit_lib
+from scalerl_jax.scaling import points
 
 # The end of a run is the mean of this many evaluations.
 END_EVALUATIONS = 3
@@ -86,7 +87,7 @@ def forecast_end(
     there are too few evaluations for a fit.
   """
   x = np.asarray(compute, np.float64)
-  if len(x) < fit_lib.FEWEST_POINTS or len(np.unique(x[x > 0])) < 4:
+  if not points.enough(x):
     return None
   return forecast_from(
     fit_lib.fit_curve(x, pass_rate, trials=trials), end, level
@@ -125,11 +126,7 @@ def first_part(
   x, y = x[order], y[order]
   seen = x <= share * x[-1]
   first, rest = x[seen], x[~seen]
-  if (
-    len(rest) < END_EVALUATIONS
-    or len(first) < fit_lib.FEWEST_POINTS
-    or len(np.unique(first[first > 0])) < 4
-  ):
+  if len(rest) < END_EVALUATIONS or not points.enough(first):
     return None
   if trials is not None and np.ndim(trials):
     trials = np.asarray(trials)[order][seen]

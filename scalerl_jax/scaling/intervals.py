@@ -10,6 +10,7 @@ from scalerl_jax.scaling import posterior as posterior_lib
 
 # Least squares closer than this to a bound counts as at it.
 _AT_BOUND = 1e-6
+_FEWEST_DRAWS = 30.0
 
 
 class Parameters(NamedTuple):
@@ -24,7 +25,7 @@ class Parameters(NamedTuple):
 def parameter_draws(
   draws: posterior_lib.Posterior, last_compute: float
 ) -> dict[str, np.ndarray]:
-  """The draws of each of `Parameters`, in the unit of compute."""
+  """The draws of each of `Parameters`: B = exp(ln B), C_mid in compute."""
   return {
     "initial": draws.initial,
     "asymptote": draws.asymptote,
@@ -94,6 +95,7 @@ def reasons_unidentified(
   residual: float,
   last_compute: float,
   pass_rate: Float64[np.ndarray, "N"],
+  effective: float,
 ) -> tuple[str, ...]:
   """Why the asymptote cannot be known from these points; () when it can.
 
@@ -107,13 +109,14 @@ def reasons_unidentified(
     residual: sd of noise and misfit together.
     last_compute: where the data end.
     pass_rate: the points in order of compute.
+    effective: number of independent draws that the posterior is worth.
 
   Returns:
     One clause a reason, the weightiest first.
   """
   reasons = []
   seen = float(np.median(rise))
-  if seen < 0 and np.quantile(rise, 0.95) < 0:
+  if seen < -2.0 * residual:
     reasons.append("the curve falls")
   elif seen < 2.0 * residual or np.quantile(rise, 0.05) <= 0:
     reasons.append("the curve is flat: no rise stands out of the noise")
@@ -138,4 +141,6 @@ def reasons_unidentified(
       f"the 90 % profile interval of A, {profile[0]:.3f} to {profile[1]:.3f}, "
       f"is wider than half the observed rise of {max(seen, 0.0):.3f}"
     )
+  if not effective >= _FEWEST_DRAWS:
+    reasons.append("the integration over the parameters did not settle")
   return tuple(reasons)

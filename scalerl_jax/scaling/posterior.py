@@ -29,7 +29,8 @@ LOG_NOISE = (float(np.log(0.008)), 0.8)
 LOG_NOISE_RATIO = (float(np.log(0.7)), 0.4)
 LOG_MISFIT = (float(np.log(0.015)), 0.7)
 LOG_LENGTH = (float(np.log(0.7)), 0.5)
-# Logs in float32 round at this size; below it "noise" means nothing.
+# Logs in float32 round at this size: added to the noise, so that a noiseless
+# curve has a posterior of some width.
 NOISE_FLOOR = 1e-7
 
 SAMPLES = 512
@@ -40,6 +41,7 @@ _DRAWS = 1024
 _DEGREES = 5.0  # Of freedom, of the proposals.
 # As good as flat on [0, 1], which the truncation then makes exact.
 _FLAT = 1e-4
+_LARGEST = 0.0  # ln misfit.
 
 
 class Evidence(NamedTuple):
@@ -91,6 +93,7 @@ def filtered_products(
   """
   exponent, midpoint = jnp.exp(phi[:, 0]), phi[:, 1]
   noise, misfit = jnp.exp(2.0 * phi[:, 2]), jnp.exp(2.0 * phi[:, 3])
+  noise += NOISE_FLOOR**2
   rate = jnp.exp(-phi[:, 4])
   initial, asymptote = evidence.centre[0], evidence.centre[1]
 
@@ -100,7 +103,8 @@ def filtered_products(
     s = jax.nn.sigmoid(exponent * (x - midpoint))
     columns = (1.0 - s, s, y - initial - (asymptote - initial) * s)
     decay = jnp.exp((last - x) * rate)
-    ahead = misfit + decay * decay * (variance - misfit)
+    fresh = -jnp.expm1(2.0 * (last - x) * rate)
+    ahead = decay * decay * variance + misfit * fresh
     total = ahead + noise * shape
     gain = ahead / total
     known = [decay * state for state in states]
@@ -127,7 +131,11 @@ def filtered_products(
 
 
 def uniforms(count: int, dims: int, seed: int) -> np.ndarray:
-  """Evenly spread points in (0, 1)^dims (Roberts' R sequence), shifted."""
+  """Evenly spread points in (0, 1)^dims: Roberts' R sequence, shifted.
+
+  Point k is (shift + k·g) mod 1 with g_j = φ^−j, where φ is the root of
+  φ^(dims+1) = φ + 1; the shift is random by the seed.
+  """
   root = 2.0
   for _ in range(50):
     root = (1.0 + root) ** (1.0 / (dims + 1.0))
@@ -193,9 +201,20 @@ class Conditional(NamedTuple):
 def conditional(
   evidence: Evidence, start: Initial, phi: Float64[np.ndarray, "M 5"]
 ) -> Conditional:
-  """(R_0, A) of generalised least squares for each φ, with R_0's prior."""
+  """(R_0, A) of generalised least squares for each φ, with R_0's prior.
+
+  Args:
+    evidence: the curve.
+    start: what is known of R_0.
+    phi: (ln B, ln C_mid, ln noise, ln misfit, ln length), a row a sample.
+
+  Returns:
+    Their normal law for each row, A's truncation to [0, 1] left out.
+  """
+  phi = np.where(np.arange(5) == 3, np.minimum(phi, _LARGEST), phi)
   products = np.asarray(filtered_products(evidence, phi))
-  known = np.exp(-2.0 * phi[:, 2]) / start.measured_noise
+  noise = np.exp(2.0 * phi[:, 2]) + NOISE_FLOOR**2
+  known = 1.0 / (noise * start.measured_noise)
   prior = start.prior_sd**-2.0
   centre = np.asarray(evidence.centre)
   measured, believed = start.measured - centre[0], start.prior - centre[0]
@@ -228,8 +247,8 @@ def _log_posterior(evidence: Evidence, priors, phi, found: Conditional):
   z = (phi - priors[:, 0]) / priors[:, 1]
   log_p = high + np.log1p(-np.exp(low)) - 0.5 * (found.square + found.log_det)
   log_p = log_p - 0.5 * np.einsum("mk,mk->m", z, z)
-  allowed = (phi[:, 2:4] >= np.log(NOISE_FLOOR)).all(1)
-  return np.where(allowed, log_p, -np.inf)
+  # Pass rates lie in [0, 1], and so does a misfit.
+  return np.where(phi[:, 3] < _LARGEST, log_p, -np.inf)
 
 
 def _around(centre, curvature, priors, log_noise, log_misfit, spread):
@@ -290,7 +309,7 @@ def sample_posterior(
   centre = np.asarray(evidence.centre)
   shape = np.asarray(evidence.noise)[np.asarray(evidence.used) > 0]
   unit = 0.5 * np.log(shape.mean())
-  log_size = np.log(max(residual, 3.0 * NOISE_FLOOR))
+  log_size = np.log(max(residual, NOISE_FLOOR))
   seen = functools.partial(_around, centre, curvature, priors)
   # Residuals may be pure noise, or small only because the points are few.
   proposals = [

@@ -37,7 +37,12 @@ border-bottom:1px solid #dde1e6}
 
 
 def asymptote_line(fit: fit_lib.CurveFit, level: float = 0.9) -> str:
-  """The first line of every answer: A with its interval, or why not."""
+  """The first line of every answer: A with its interval, or why not.
+
+  Args:
+    fit: the fit.
+    level: probability inside the interval.
+  """
   if not fit.identified:
     return f"asymptote: unidentified ({'; '.join(fit.reasons)})"
   low, high = fit.intervals(level)["asymptote"]
@@ -174,7 +179,12 @@ def plot_curve(
 def parameter_rows(
   fit: fit_lib.CurveFit, level: float = 0.9
 ) -> list[tuple[str, float, float, float]]:
-  """Name, value, low and high of each parameter of the law."""
+  """Name, value, low and high of each parameter of the law.
+
+  Args:
+    fit: the fit.
+    level: probability inside the interval.
+  """
   bounds = fit.intervals(level)
   return [
     (name, value, *bounds[name]) for name, value in fit.params._asdict().items()
@@ -200,7 +210,12 @@ def curve_fragment(
   caption: str = "",
   level: float = 0.9,
 ) -> str:
-  """An HTML figure with the curve as an inline PNG: no file beside it."""
+  """An HTML figure with the curve as an inline PNG: no file beside it.
+
+  Args:
+    compute, pass_rate, fit, end, unit, title, level: as for `plot_curve`.
+    caption: the text under the figure; `title` where empty.
+  """
   buffer = io.BytesIO()
   plot_curve(
     buffer,
@@ -223,7 +238,13 @@ def curve_fragment(
 def parameters_fragment(
   fit: fit_lib.CurveFit, *, unit: str = "", level: float = 0.9
 ) -> str:
-  """The verdict on the asymptote and the table of parameters, in HTML."""
+  """The verdict on the asymptote and the table of parameters, in HTML.
+
+  Args:
+    fit: the fit.
+    unit: of compute.
+    level: probability inside the intervals.
+  """
   rows = [
     (name, _MEANING[name], f"{value:.4g}", f"{low:.4g} to {high:.4g}")
     for name, value, low, high in parameter_rows(fit, level)
@@ -246,7 +267,13 @@ def forecasts_fragment(
   unit: str = "",
   level: float = 0.9,
 ) -> str:
-  """The table of forecasts in HTML."""
+  """The table of forecasts in HTML.
+
+  Args:
+    forecasts: a row each, made at `level`.
+    unit: of compute.
+    level: probability inside the bands.
+  """
   rows = [
     (f"{f.compute:.6g}", f"{f.mean:.3f}", f"{f.low:.3f} to {f.high:.3f}")
     for f in forecasts
@@ -256,7 +283,12 @@ def forecasts_fragment(
 
 
 def page(title: str, fragments: Sequence[str]) -> str:
-  """A self-contained HTML page around the fragments."""
+  """A self-contained HTML page around the fragments.
+
+  Args:
+    title: text, escaped here.
+    fragments: HTML, not escaped.
+  """
   name = html.escape(title)
   return (
     '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -160,10 +160,10 @@ def test_prompt_average_is_token_average_for_equal_token_totals():
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("how", HOWS)
 def test_weights_stay_exact_for_long_batches(how, jit):
-  # 16 x 4096 tokens: counting in bfloat16 would stop at 256.
-  mask = np.ones((16, 4096), bool)
-  mask[3, 1000:] = False
-  tokens = np.where(np.arange(16) == 3, 1000, 4096)
+  # Lengths that bfloat16 (8 bits) cannot hold; it would also stop at 256.
+  mask = np.ones((16, 4099), bool)
+  mask[3, 1003:] = False
+  tokens = np.where(np.arange(16) == 3, 1003, 4099)
   of_row = {
     "sample_average": 1.0 / (16 * tokens),
     "prompt_average": 1.0 / (4 * np.repeat(tokens.reshape(4, 4).sum(1), 4)),

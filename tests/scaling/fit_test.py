@@ -45,10 +45,10 @@ def test_recovers_a_noiseless_curve():
 )
 def test_recovers_a_noiseless_curve_without_its_start(known):
   fitted = fit.fit_curve(COMPUTE[1:], _law(COMPUTE[1:]), **known)
-  # A free R_0 is pulled by its prior; least squares feels it a little.
-  tolerance = 1e-6 if known else 2e-2
-  np.testing.assert_allclose(fitted.least_squares, TRUTH, rtol=tolerance)
-  np.testing.assert_allclose(fitted.params, TRUTH, rtol=1e-4)
+  np.testing.assert_allclose(fitted.least_squares, TRUTH, rtol=1e-6)
+  np.testing.assert_allclose(fitted.params, TRUTH, rtol=3e-6)
+  for low, high in fitted.intervals(0.9).values():
+    assert high - low < 1e-4 * high
 
 
 def test_recovers_a_noisy_curve():
@@ -90,10 +90,10 @@ def test_order_does_not_matter_and_seeds_nearly_not():
 
 def test_one_compilation_serves_a_growing_run():
   fit.fit_curve(COMPUTE[:10], _law(COMPUTE[:10]))
-  before = fit._solver()._cache_size()
+  before = fit._solve._cache_size()
   for count in (11, 20, 41):
     fit.fit_curve(COMPUTE[:count], _law(COMPUTE[:count]))
-  assert fit._solver()._cache_size() == before
+  assert fit._solve._cache_size() == before
 
 
 def test_the_rest_of_the_program_stays_in_float32():
@@ -229,3 +229,14 @@ def test_predict_refuses_in_one_sentence():
     fitted.predict(1e12, 0.9, "band")
   with pytest.raises(ValueError, match="evaluations must be"):
     fitted.predict(1e12, evaluations=0)
+
+
+def test_fits_inside_a_mesh_without_using_it():
+  alone = fit.fit_curve(COMPUTE, _law(COMPUTE))
+  before = fit._solve._cache_size()
+  mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[2:6])
+  with jax.set_mesh(mesh):
+    meshed = fit.fit_curve(COMPUTE, _law(COMPUTE))
+    assert jax.sharding.get_mesh() == mesh
+  assert meshed.params == alone.params
+  assert fit._solve._cache_size() == before

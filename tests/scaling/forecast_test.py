@@ -3,7 +3,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import curves, fit, forecast
+from scalerl_jax.scaling import curves, fit, forecast, points
 
 CURVES = pathlib.Path(__file__).parents[1] / "fixtures" / "curves"
 LAPTOP = ("n_cispo_s0", "n_cispo_s1", "n_np16_s0")
@@ -75,7 +75,7 @@ def test_forecast_of_a_run_sharpens():
     found = forecast.forecast_end(
       curve.compute[:count], curve.pass_rate[:count], end
     )
-    if count < fit.FEWEST_POINTS:
+    if count < points.FEWEST_POINTS:
       assert found is None
     else:
       widths.append(found.high - found.low)

@@ -85,3 +85,8 @@ def test_asymptote_at_its_bound():
 def test_wide_profile():
   wide = _law(COMPUTE, TRUTH._replace(midpoint=33.0, exponent=1.2))
   assert "profile interval of A" in _reasons(COMPUTE, wide + _noise(0.01))
+
+
+def test_unsettled_integration_is_said():
+  step = np.where(COMPUTE > 15.0, 0.7, 0.2)
+  assert "did not settle" in _reasons(COMPUTE, step)

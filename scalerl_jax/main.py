@@ -1,0 +1,38 @@
+"""Trains: `python -m scalerl_jax.main --config=FILE.py --workdir=DIR`."""
+
+import sys
+
+from absl import app, flags
+
+from scalerl_jax.run.host import prepare_cpu
+
+
+def main(argv: list[str]) -> None:
+  """Reads the flags, trains, prints how it went."""
+  from scalerl_jax.flags import load_config  # noqa: PLC0415
+
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
+  values = flags.FLAGS
+  try:
+    config = load_config(values.config, values.set)
+    # After the flags are known good, and after the CPU is set up: JAX.
+    from scalerl_jax.run.train import train  # noqa: PLC0415
+
+    train(config, values.workdir)
+  except (ValueError, FloatingPointError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def run() -> None:
+  """The console entry point."""
+  from scalerl_jax.flags import define_run_flags  # noqa: PLC0415
+
+  prepare_cpu()
+  define_run_flags()
+  app.run(main)
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,382 @@
+"""The pipeline-asynchronous loop: one thread that dispatches everything.
+
+Decode chunks and updates run on their devices while the host admits prompts,
+judges completions and publishes weights between chunks.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.config import SCHEDULES, SamplerConfig
+from scalerl_jax.data.curriculum import PromptStream
+from scalerl_jax.data.tasks import Task
+from scalerl_jax.learning.batching import collate
+from scalerl_jax.learning.learner import Learner
+from scalerl_jax.pipeline.clock import LogicalClock
+from scalerl_jax.pipeline.journal import Journal
+from scalerl_jax.pipeline.schedule import StalenessLedger
+from scalerl_jax.pipeline.stopwatch import Stopwatch
+from scalerl_jax.pipeline.store import RolloutStore, Scored
+from scalerl_jax.pipeline.transport import Transport
+from scalerl_jax.sampling.sampler import Group, Sampler, empty_rollout
+from scalerl_jax.types import FinishReason
+
+POLL_SECONDS = 5e-4
+
+
+@dataclasses.dataclass
+class Totals:
+  """Counters of a run; all but the seconds follow the schedule alone."""
+
+  chunks: int = 0
+  decode_steps: int = 0
+  drawn_tokens: int = 0  # in decode steps, half-written ones included
+  generated_tokens: int = 0  # of finished completions
+  prompt_tokens: int = 0  # prefilled
+  trained_tokens: int = 0  # completion tokens of all batches
+  skipped_steps: int = 0
+  micro_batches: int = 0
+  train_seconds: float = 0.0  # of the loop, evaluation and saving left out
+
+
+@dataclasses.dataclass(frozen=True)
+class StepEvent:
+  """An update whose weights have just been published."""
+
+  step: int  # updates done
+  metrics: dict[str, Any]
+  totals: Totals
+  examples: Sequence[Scored]  # the batch's groups
+
+
+class Pipeline:
+  """PipelineRL-k in one process.
+
+  At a step boundary no update runs and no chunk is in the air; `state_dict`
+  then holds everything that changes.
+
+  Args:
+    task: prompts and verdicts.
+    stream: the order of training prompts.
+    sampler: on the generator mesh.
+    learner: on the trainer mesh.
+    transport: carries weights and scored groups.
+    ledger: which group may start, which batch may be used.
+    schedule: one of `SCHEDULES`.
+    chunks_per_step: logical schedule: chunks between an update's start and
+      its publication.
+    journal: where the schedule is written, if anywhere.
+  """
+
+  def __init__(
+    self,
+    *,
+    task: Task,
+    stream: PromptStream,
+    sampler: Sampler,
+    learner: Learner,
+    transport: Transport,
+    ledger: StalenessLedger,
+    schedule: str,
+    chunks_per_step: int,
+    journal: Journal | None = None,
+  ):
+    if schedule not in SCHEDULES:
+      raise ValueError(
+        f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}"
+      )
+    self.task, self.stream = task, stream
+    self.sampler, self.learner = sampler, learner
+    self.transport, self.ledger = transport, ledger
+    self.journal = journal
+    self.clock = LogicalClock(chunks_per_step) if schedule == "logical" else None
+    self.store = RolloutStore(
+      ledger.capacity, no_rollout(sampler.group_size, sampler.config)
+    )
+    self.totals = Totals()
+    self.admitted = 0
+    self.learner_watch = Stopwatch("learner")
+    self.sampler_watch = Stopwatch("sampler")
+    self._prompts = {prompt.uid: prompt for prompt in task.train}
+    self._pending: dict[str, Any] = {}  # host metrics of the running update
+    self._examples: list[Scored] = []
+    self._on_step: Callable[[StepEvent], None] = lambda event: None
+    self._pauses_at: Callable[[int], bool] = lambda step: True
+    self._chunk_in_air = False
+    self._resumed_at = 0.0
+    self._published: tuple[int, Any] | None = None
+
+  def run(
+    self,
+    on_step: Callable[[StepEvent], None],
+    should_stop: Callable[[], bool] = lambda: False,
+    pauses_at: Callable[[int], bool] = lambda step: True,
+  ) -> None:
+    """Trains until all steps are done or `should_stop()`.
+
+    Args:
+      on_step: called at each step boundary, its time not counted.
+      should_stop: asked between chunks; the run stops at a step boundary, or
+        where no update is running.
+      pauses_at: whether `on_step` of this step needs the sampler still; the
+        wall schedule waits for the chunk in the air then.
+    """
+    self._on_step, self._pauses_at = on_step, pauses_at
+    self._resumed_at = time.perf_counter()
+    if self._published is None:
+      self._publish_weights()
+    try:
+      while not self.ledger.done:
+        self._collect()
+        if self._due():
+          self._finish_update()
+        if should_stop() and not self.learner.running:
+          break
+        self._start_update()
+        self._advance_sampler()
+        self._score()
+        self._check_alive()
+    finally:
+      self._count_seconds()
+      self.learner_watch.close()
+      self.sampler_watch.close()
+
+  @property
+  def _idle(self) -> bool:
+    """The sampler has nothing to do and nothing may start."""
+    return not self.sampler.busy and not self.ledger.admissible()
+
+  def _due(self) -> bool:
+    if not self.learner.running:
+      return False
+    if self.clock is not None:
+      return self.clock.due(self.totals.chunks, self._idle)
+    return self.learner.ready or self._idle
+
+  def _collect(self) -> None:
+    """Waits for the chunk in the air and reads what ended in it."""
+    if not self._chunk_in_air:
+      return
+    while self.clock is None and not self.sampler.ready:
+      # The wall schedule does not let the learner wait for a chunk's end.
+      pause = self._pauses_at(self.ledger.version + 1)
+      if self.learner.running and self.learner.ready and not pause:
+        self._finish_update()
+        self._start_update()
+      time.sleep(POLL_SECONDS)
+    steps, drawn = self.sampler.chunk_stats()
+    self.sampler_watch.stop()
+    self._chunk_in_air = False
+    self.totals.decode_steps += steps
+    self.totals.drawn_tokens += drawn
+    ended = self.sampler.finished()
+    if ended is not None:
+      self.totals.generated_tokens += int(ended.length.sum())
+      self.store.write(ended)
+
+  def _advance_sampler(self) -> None:
+    """Admits what may start, prefills it, and dispatches the next chunk."""
+    version, params = self.transport.fetch()
+    count = min(self.ledger.admissible(), self.sampler.room)
+    if count:
+      groups = []
+      for prompt, visit in self.stream.next(count):
+        first_sample = visit * self.sampler.group_size
+        group = Group(self.admitted, prompt.uid, first_sample, prompt.tokens)
+        self.store.in_flight[group.index] = empty_rollout(
+          group, self.sampler.group_size, self.sampler.config
+        )
+        self.ledger.admit(group.index, version)
+        self.totals.prompt_tokens += len(prompt.tokens)
+        self._write(
+          "admit",
+          group=group.index,
+          uid=prompt.uid,
+          first_sample=first_sample,
+          version=version,
+        )
+        self.admitted += 1
+        groups.append(group)
+      self.sampler.insert(params, version, groups)
+    if self.sampler.busy:
+      self.sampler.start_chunk(params, version)
+      self.sampler_watch.start(self.sampler.chunk_arrays)
+      self._chunk_in_air = True
+      self.totals.chunks += 1
+      self._write("chunk", version=version)
+
+  def _score(self) -> None:
+    """Judges groups whose completions have all ended, on 0/1 correctness."""
+    indices = self.store.complete()
+    if not indices:
+      return
+    rollouts = [self.store.in_flight.pop(index) for index in indices]
+    tokens = np.concatenate([r.tokens for r in rollouts])
+    lengths = np.concatenate([r.length for r in rollouts])
+    finish = np.concatenate([r.finish for r in rollouts])
+    prompts = [
+      self._prompts[int(r.uid)]
+      for r in rollouts
+      for _ in range(self.sampler.group_size)
+    ]
+    texts = self.task.tokenizer.decode_batch(tokens, lengths)
+    correct = self.task.verify_batch(
+      prompts, texts, finish == FinishReason.EOS
+    ).astype(np.int32)
+    rows = correct.reshape(len(indices), -1)
+    for index, rollout, row in zip(indices, rollouts, rows, strict=True):
+      self.transport.put(Scored(index, rollout, row))
+    while (scored := self.transport.get()) is not None:
+      self.store.queued[scored.index] = scored
+      self.ledger.finish(scored.index)
+
+  def _start_update(self) -> None:
+    """Dispatches an update if the learner is free and a batch may be used."""
+    if self.learner.running:
+      return
+    indices = self.ledger.next_batch()
+    if indices is None:
+      return
+    staleness = self.ledger.take(indices)
+    scored = [self.store.queued.pop(index) for index in indices]
+    correct = np.stack([s.correct for s in scored])
+    batch = collate(
+      [s.rollout for s in scored], correct, np.where(correct, 1.0, -1.0)
+    )
+    self._pending = batch_metrics(scored, staleness, self.ledger.max_staleness)
+    self._examples = scored
+    self.totals.trained_tokens += self._pending["batch_tokens"]
+    self.learner.start(batch)
+    self.learner_watch.start(self.learner.metrics_arrays)
+    if self.clock is not None:
+      self.clock.start_update(self.totals.chunks)
+    self._write("update", step=self.ledger.version, groups=indices)
+
+  def _finish_update(self) -> None:
+    """Waits for the update, publishes its weights and tells the run."""
+    metrics = self.learner.collect()
+    self.learner_watch.stop()
+    if self.clock is not None:
+      self.clock.publish()
+    if not all(np.isfinite(metrics[n]) for n in ("loss", "gradient_norm")):
+      raise NonFiniteError(self.ledger.version + 1, metrics, self._examples)
+    self.ledger.publish()
+    self._publish_weights()
+    self.totals.skipped_steps += int(metrics["skipped"])
+    self.totals.micro_batches += int(metrics["micro_batches"])
+    self._count_seconds()
+    self._on_step(
+      StepEvent(
+        step=self.ledger.version,
+        metrics={**self._pending, **metrics},
+        totals=self.totals,
+        examples=self._examples,
+      )
+    )
+    self._resumed_at = time.perf_counter()
+
+  def _publish_weights(self) -> None:
+    version = self.ledger.version
+    self.transport.publish(version, self.learner.state.params)
+    self._published = self.transport.fetch()
+    self._write("publish", version=version)
+
+  def _check_alive(self) -> None:
+    waiting = self._chunk_in_air or self.learner.running or self.store.queued
+    if self.ledger.done or waiting or self.ledger.admissible():
+      return
+    raise RuntimeError(
+      "the pipeline has stopped: nothing is in flight, nothing may start and"
+      f" no batch may be used ({self.ledger.state_dict()})"
+    )
+
+  def _count_seconds(self) -> None:
+    now = time.perf_counter()
+    self.totals.train_seconds += now - self._resumed_at
+    self._resumed_at = now
+
+  def _write(self, event: str, **fields: Any) -> None:
+    if self.journal is not None:
+      self.journal.write(event, self.totals.chunks, **fields)
+
+  def state_dict(self) -> dict[str, Any]:
+    """Everything that changes, at a step boundary."""
+    if self.learner.running or self._chunk_in_air:
+      raise ValueError("the state is whole at a step boundary only")
+    counters = {
+      name: np.asarray(value)
+      for name, value in dataclasses.asdict(self.totals).items()
+    }
+    sampler = self.sampler.state_dict()
+    return {
+      "learner": self.learner.state,
+      "slots": sampler["slots"],
+      "occupancy": sampler["occupancy"],
+      "store": self.store.state_dict(),
+      "ledger": self.ledger.state_dict(),
+      "stream": self.stream.state(),
+      "counters": {**counters, "admitted": np.asarray(self.admitted)},
+    }
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    """Back to what `state_dict` said, and publishes its weights."""
+    self.learner.load_state(state["learner"])
+    self.sampler.load_state_dict(
+      {"slots": state["slots"], "occupancy": state["occupancy"]}
+    )
+    self.store.load_state_dict(state["store"])
+    self.ledger.load_state_dict(state["ledger"])
+    self.stream.restore(state["stream"])
+    counters = {name: v.item() for name, v in state["counters"].items()}
+    self.admitted = counters.pop("admitted")
+    self.totals = Totals(**counters)
+    self._publish_weights()
+
+
+class NonFiniteError(FloatingPointError):
+  """An update with a loss or gradient that is not finite; holds its batch."""
+
+  def __init__(
+    self, step: int, metrics: dict[str, float], batch: Sequence[Scored]
+  ):
+    super().__init__(
+      f"step {step} has loss {metrics['loss']} and gradient norm"
+      f" {metrics['gradient_norm']}; nothing was published"
+    )
+    self.step = step
+    self.batch = batch
+
+
+def no_rollout(group_size: int, config: SamplerConfig) -> Any:
+  """A rollout of nobody, for shapes."""
+  group = Group(0, 0, 0, np.zeros((0,), np.int32))
+  return empty_rollout(group, group_size, config)
+
+
+def batch_metrics(
+  scored: Sequence[Scored], staleness: np.ndarray, max_staleness: int
+) -> dict[str, Any]:
+  """What the host knows of a batch before its update runs."""
+  correct = np.stack([s.correct for s in scored])
+  lengths = np.stack([s.rollout.length for s in scored])
+  finish = np.stack([s.rollout.finish for s in scored])
+  versions = np.stack([s.rollout.versions for s in scored])
+  written = np.arange(versions.shape[-1]) < lengths[..., None]
+  newest = np.where(written, versions, -1).max(axis=-1)
+  oldest = np.where(written, versions, np.iinfo(np.int32).max).min(axis=-1)
+  share = correct.mean(axis=1)
+  return {
+    "train_pass_rate": float(correct.mean()),
+    "mixed_groups": int(((share > 0) & (share < 1)).sum()),
+    "batch_tokens": int(lengths.sum()),
+    "completion_length": float(lengths.mean()),
+    "truncated": float((finish == FinishReason.BUDGET).mean()),
+    "several_versions": float((newest > oldest).mean()),
+    "staleness_mean": float(staleness.mean()),
+    "staleness_max": int(staleness.max()),
+    "staleness": np.bincount(staleness, minlength=max_staleness + 1).tolist(),
+  }

@@ -1,0 +1,66 @@
+"""How weights and rollouts cross between the sides; in one process here.
+
+Weights go learner -> sampler as whole versions: staged when published, in use
+when fetched. Rollouts go sampler -> learner as scored groups, oldest first.
+"""
+
+import collections
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from scalerl_jax.pipeline.store import Scored
+
+
+class Transport(Protocol):
+  """What the loop needs of a transport, whatever carries it."""
+
+  def publish(self, version: int, params: nnx.State) -> None:
+    """Stages a whole version; never an array that a later step donates."""
+    ...
+
+  def fetch(self) -> tuple[int, nnx.State]:
+    """The newest staged version, from now on the one in use."""
+    ...
+
+  def put(self, scored: Scored) -> None:
+    """Hands a scored group to the learner's side."""
+    ...
+
+  def get(self) -> Scored | None:
+    """The oldest group that was put and not yet got, or None."""
+    ...
+
+
+class InProcess:
+  """Both sides in one process: weights by `device_put` onto another mesh.
+
+  Args:
+    shardings: of the parameters on the generator mesh, a pytree.
+  """
+
+  def __init__(self, shardings: Any):
+    self._shardings = shardings
+    self._staged: tuple[int, nnx.State] | None = None
+    self._groups: collections.deque[Scored] = collections.deque()
+
+  def publish(self, version: int, params: nnx.State) -> None:
+    # Copied first: to an equal sharding `device_put` returns the same array,
+    # and the next train step would donate what the sampler reads.
+    copied = jax.tree.map(jnp.copy, params)
+    self._staged = version, jax.device_put(copied, self._shardings)
+
+  def fetch(self) -> tuple[int, nnx.State]:
+    if self._staged is None:
+      raise ValueError(
+        "no weights were published; publish version 0 before the first token"
+      )
+    return self._staged
+
+  def put(self, scored: Scored) -> None:
+    self._groups.append(scored)
+
+  def get(self) -> Scored | None:
+    return self._groups.popleft() if self._groups else None

@@ -1,0 +1,65 @@
+"""Which devices sample and which devices learn."""
+
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from scalerl_jax.config import Config
+from scalerl_jax.models.sharding import make_mesh
+
+
+class Meshes(NamedTuple):
+  """Disjoint sub-meshes when there are two devices or more, else the same."""
+
+  generator: Mesh
+  trainer: Mesh
+
+  @property
+  def devices(self) -> int:
+    """Devices that the run holds."""
+    held = {*self.generator.devices.flat, *self.trainer.devices.flat}
+    return len(held)
+
+
+def make_meshes(config: Config) -> Meshes:
+  """The generator and trainer meshes over the local devices.
+
+  On a CPU a role stays on as few devices as its sharding needs: two
+  multi-device programs of one process never overlap there.
+
+  Raises:
+    ValueError: too few devices, or slots or micro-batch rows that the devices
+      do not divide.
+  """
+  pipeline = config.pipeline
+  devices = jax.local_devices()
+  on_cpu = devices[0].platform == "cpu"
+  if len(devices) == 1:
+    generator = trainer = devices
+  else:
+    default = pipeline.tensor if on_cpu else len(devices) // 2
+    count = pipeline.generator_devices or default
+    if not 0 < count < len(devices):
+      raise ValueError(
+        "pipeline.generator_devices must leave a device to the trainer mesh:"
+        f" got {count} of {len(devices)}"
+      )
+    generator, trainer = devices[:count], devices[count:]
+    if on_cpu:
+      trainer = trainer[: pipeline.fsdp * pipeline.tensor]
+  meshes = Meshes(
+    generator=make_mesh(generator, tensor=pipeline.tensor),
+    trainer=make_mesh(trainer, fsdp=pipeline.fsdp, tensor=pipeline.tensor),
+  )
+  for name, rows, mesh in (
+    ("sampler.slots", config.sampler.slots, meshes.generator),
+    ("batch.micro_batch", config.batch.micro_batch, meshes.trainer),
+  ):
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % ways:
+      raise ValueError(
+        f"{name} must be divisible by the {ways} devices that share it, got"
+        f" {rows}"
+      )
+  return meshes
