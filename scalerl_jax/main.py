@@ -9,7 +9,7 @@ from scalerl_jax.run.host import prepare_cpu
 
 def main(argv: list[str]) -> None:
   """Reads the flags, trains, prints how it went."""
-  from scalerl_jax.flags import load_config  # noqa: PLC0415
+  from scalerl_jax.flags import load_config
 
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
@@ -17,17 +17,22 @@ def main(argv: list[str]) -> None:
   try:
     config = load_config(values.config, values.set)
     # After the flags are known good, and after the CPU is set up: JAX.
-    from scalerl_jax.run.train import train  # noqa: PLC0415
+    from scalerl_jax.run.train import Run
 
-    train(config, values.workdir)
-  except (ValueError, FloatingPointError) as error:
+    run_of_config = Run(config, values.workdir)
+  except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
+  try:
+    print(run_of_config.train())
+  except FloatingPointError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)
 
 
 def run() -> None:
   """The console entry point."""
-  from scalerl_jax.flags import define_run_flags  # noqa: PLC0415
+  from scalerl_jax.flags import define_run_flags
 
   prepare_cpu()
   define_run_flags()

@@ -38,6 +38,9 @@ LOSSES: dict[str, TokenLoss] = {
 }
 
 
+CUT_LOGP = -1e4  # nats
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class LearnerState:
@@ -73,6 +76,9 @@ def completion_logps(
   hidden = policy.hidden(batch.tokens, None, batch.segment_ids)
   logits = warp_logits(policy.head(hidden[:, :-1]), **dict(warp))
   logps = token_logps(logits, batch.tokens[:, 1:])
+  # A token that today's top-k or top-p would cut has log π = −inf; floored, it
+  # keeps a ratio of e⁻²⁰ and no gradient, where −inf would end the run.
+  logps = jnp.maximum(logps, CUT_LOGP)
   spread = entropy(jax.lax.stop_gradient(logits))
   shift = ((0, 0), (1, 0))
   return jnp.pad(logps, shift), jnp.pad(spread, shift)
@@ -156,7 +162,7 @@ def train_step(
   gradients, loss, sums = jax.lax.fori_loop(
     0, micro_batches, accumulate, (zeros, jnp.zeros(()), _no_sums())
   )
-  norm = optax.global_norm(gradients)
+  norm = optax.tree.norm(gradients)
 
   def apply() -> tuple[nnx.State, Any]:
     updates, optimizer = settings.optimizer.update(

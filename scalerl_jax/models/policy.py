@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
@@ -20,13 +20,57 @@ from scalerl_jax.models.sharding import (
   check_heads,
   constrain,
   make_mesh,
-  named_sharding,
   partition_spec,
 )
 
 # Below this many layers a scan is unrolled: XLA's CPU loop costs more than
 # the code it saves.
 UNROLL_LAYERS = 4
+
+
+def parameter_plan(
+  config: ModelConfig, vocab_size: int
+) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...], float]]:
+  """Shape, logical axes and initial standard deviation of each parameter.
+
+  A deviation of 0 means ones, as norms start. Layers are stacked `[L, ...]`.
+  """
+  depth, width, mlp = config.num_layers, config.width, config.mlp_width
+  head_width = config.head_width
+  mixed = config.num_heads * head_width
+  inward = width**-0.5
+  # Outputs into the residual stream start smaller, the deeper the model.
+  residual = (2.0 * depth) ** -0.5
+
+  def heads(count: int, name: str) -> tuple:
+    shape = (depth, width, count, head_width)
+    return shape, ("layers", "embed", name, None), inward
+
+  table = (vocab_size, width), ("vocab", "embed"), inward
+  norm = (depth, width), ("layers", "embed"), 0.0
+  up = (depth, width, mlp), ("layers", "embed", "mlp"), inward
+  plan = {
+    "embedding": table,
+    "final_norm": ((width,), ("embed",), 0.0),
+    "attention_norm": norm,
+    "query": heads(config.num_heads, "heads"),
+    "key": heads(config.num_kv_heads, "kv_heads"),
+    "value": heads(config.num_kv_heads, "kv_heads"),
+    "out": (
+      (depth, config.num_heads, head_width, width),
+      ("layers", "heads", None, "embed"),
+      residual * mixed**-0.5,
+    ),
+    "mlp_norm": norm,
+    "gate": up,
+    "up": up,
+    "down": (
+      (depth, mlp, width),
+      ("layers", "mlp", "embed"),
+      residual * mlp**-0.5,
+    ),
+  }
+  return plan if config.tied_head else {**plan, "output": table}
 
 
 class Policy(nnx.Module):
@@ -54,71 +98,34 @@ class Policy(nnx.Module):
     check_heads(config.num_heads, config.num_kv_heads, mesh.shape["tensor"])
     self.config = config
     self.vocab_size = vocab_size
-    depth, width = config.num_layers, config.width
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    head_width, mlp = config.head_width, config.mlp_width
-    # Outputs into the residual stream start smaller, the deeper the model.
-    residual = (2.0 * depth) ** -0.5
+    plan = parameter_plan(config, vocab_size)
+    specs = {
+      name: partition_spec(axes, shape, mesh)
+      for name, (shape, axes, _) in plan.items()
+    }
 
-    def param(shape: tuple[int, ...], axes: tuple, scale: float) -> nnx.Param:
-      sharding = named_sharding(axes, shape, mesh)
-
-      def create(key: Array) -> Array:
-        return scale * jax.random.normal(key, shape, jnp.float32)
-
-      def ones() -> Array:
-        return jnp.ones(shape, jnp.float32)
-
-      # Under jit with out_shardings, no device ever holds the whole array.
-      value = (
-        jax.jit(create, out_shardings=sharding)(rngs.params())
+    def create(key: Array) -> dict[str, Array]:
+      keys = jax.random.split(key, len(plan))
+      return {
+        name: scale * jax.random.normal(keys[i], shape, jnp.float32)
         if scale
-        else jax.jit(ones, out_shardings=sharding)()
-      )
-      with jax.set_mesh(mesh):
-        return nnx.Param(value, out_sharding=partition_spec(axes, shape, mesh))
+        else jnp.ones(shape, jnp.float32)
+        for i, (name, (shape, _, scale)) in enumerate(plan.items())
+      }
 
-    def stacked(*shape: int, axes: tuple, scale: float) -> nnx.Param:
-      return param((depth, *shape), ("layers", *axes), scale)
-
-    inward = width**-0.5
-    self.embedding = param((vocab_size, width), ("vocab", "embed"), inward)
+    shardings = {n: NamedSharding(mesh, spec) for n, spec in specs.items()}
+    # One program, with out_shardings: no device ever holds a whole array.
+    values = jax.jit(create, out_shardings=shardings)(rngs.params())
+    with jax.set_mesh(mesh):
+      params = {
+        name: nnx.Param(value, out_sharding=specs[name])
+        for name, value in values.items()
+      }
+    self.embedding = params.pop("embedding")
     if not config.tied_head:
-      self.output = param((vocab_size, width), ("vocab", "embed"), inward)
-    self.final_norm = param((width,), ("embed",), 0.0)
-    self.layers = nnx.Dict(
-      attention_norm=stacked(width, axes=("embed",), scale=0.0),
-      query=stacked(
-        width, heads, head_width, axes=("embed", "heads", None), scale=inward
-      ),
-      key=stacked(
-        width,
-        kv_heads,
-        head_width,
-        axes=("embed", "kv_heads", None),
-        scale=inward,
-      ),
-      value=stacked(
-        width,
-        kv_heads,
-        head_width,
-        axes=("embed", "kv_heads", None),
-        scale=inward,
-      ),
-      out=stacked(
-        heads,
-        head_width,
-        width,
-        axes=("heads", None, "embed"),
-        scale=residual * (heads * head_width) ** -0.5,
-      ),
-      mlp_norm=stacked(width, axes=("embed",), scale=0.0),
-      gate=stacked(width, mlp, axes=("embed", "mlp"), scale=inward),
-      up=stacked(width, mlp, axes=("embed", "mlp"), scale=inward),
-      down=stacked(
-        mlp, width, axes=("mlp", "embed"), scale=residual * mlp**-0.5
-      ),
-    )
+      self.output = params.pop("output")
+    self.final_norm = params.pop("final_norm")
+    self.layers = nnx.Dict(params)
 
   @property
   def dtype(self) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+import jax.core
 import jax.numpy as jnp
 
 

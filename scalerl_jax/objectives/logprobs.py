@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from scalerl_jax.objectives.checks import check_shape
+
 
 def warp_logits(
   logits: Float[Array, "*B V"],
@@ -68,20 +70,22 @@ def token_logps(
     tokens: ids in 0 .. V−1.
 
   Returns:
-    Log-probs, one a token; not masked.
+    Log-probs, one a token; not masked. A token cut to −inf has −inf.
+
+  Raises:
+    ValueError: not one token for each row of logits.
 
   >>> token_logps(jnp.zeros((1, 4)), jnp.array([2])).round(4)
   Array([-1.3863], dtype=float32)
   """
+  check_shape("tokens", tokens, logits.shape[:-1])
   logits = logits.astype(jnp.float32)
   # A select and a sum, not a gather: the gradient of a gather is a scatter,
   # which costs more than the head itself on a CPU.
   index = jnp.expand_dims(
     jnp.arange(logits.shape[-1]), tuple(range(tokens.ndim))
   )
-  chosen = jnp.sum(
-    jnp.where(index == tokens[..., None], logits, 0.0), axis=-1
-  )
+  chosen = jnp.sum(jnp.where(index == tokens[..., None], logits, 0.0), axis=-1)
   return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
@@ -101,6 +105,6 @@ def entropy(logits: Float[Array, "*B V"]) -> Float[Array, "*B"]:
   """
   logps = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
   # Two wheres: the gradient of 0·(−inf) would be NaN.
-  finite = jnp.isfinite(logps)
-  safe = jnp.where(finite, logps, 0.0)
-  return -jnp.sum(jnp.where(finite, jnp.exp(safe) * safe, 0.0), axis=-1)
+  cut = logps == -jnp.inf
+  safe = jnp.where(cut, 0.0, logps)
+  return -jnp.sum(jnp.where(cut, 0.0, jnp.exp(safe) * safe), axis=-1)

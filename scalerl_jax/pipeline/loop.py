@@ -93,7 +93,9 @@ class Pipeline:
     self.sampler, self.learner = sampler, learner
     self.transport, self.ledger = transport, ledger
     self.journal = journal
-    self.clock = LogicalClock(chunks_per_step) if schedule == "logical" else None
+    self.clock = (
+      LogicalClock(chunks_per_step) if schedule == "logical" else None
+    )
     self.store = RolloutStore(
       ledger.capacity, no_rollout(sampler.group_size, sampler.config)
     )
@@ -108,7 +110,7 @@ class Pipeline:
     self._pauses_at: Callable[[int], bool] = lambda step: True
     self._chunk_in_air = False
     self._resumed_at = 0.0
-    self._published: tuple[int, Any] | None = None
+    self._published = False
 
   def run(
     self,
@@ -127,8 +129,8 @@ class Pipeline:
     """
     self._on_step, self._pauses_at = on_step, pauses_at
     self._resumed_at = time.perf_counter()
-    if self._published is None:
-      self._publish_weights()
+    if not self._published:
+      self.publish_weights()
     try:
       while not self.ledger.done:
         self._collect()
@@ -265,7 +267,7 @@ class Pipeline:
     if not all(np.isfinite(metrics[n]) for n in ("loss", "gradient_norm")):
       raise NonFiniteError(self.ledger.version + 1, metrics, self._examples)
     self.ledger.publish()
-    self._publish_weights()
+    self.publish_weights()
     self.totals.skipped_steps += int(metrics["skipped"])
     self.totals.micro_batches += int(metrics["micro_batches"])
     self._count_seconds()
@@ -279,10 +281,11 @@ class Pipeline:
     )
     self._resumed_at = time.perf_counter()
 
-  def _publish_weights(self) -> None:
+  def publish_weights(self) -> None:
+    """Makes the learner's weights the ones that are sampled from."""
     version = self.ledger.version
     self.transport.publish(version, self.learner.state.params)
-    self._published = self.transport.fetch()
+    self._published = True
     self._write("publish", version=version)
 
   def _check_alive(self) -> None:
@@ -334,7 +337,7 @@ class Pipeline:
     counters = {name: v.item() for name, v in state["counters"].items()}
     self.admitted = counters.pop("admitted")
     self.totals = Totals(**counters)
-    self._publish_weights()
+    self.publish_weights()
 
 
 class NonFiniteError(FloatingPointError):

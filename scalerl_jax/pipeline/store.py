@@ -82,7 +82,9 @@ class RolloutStore:
     names = [field.name for field in dataclasses.fields(Rollout)]
     self.in_flight, self.queued = {}, {}
     for place in np.flatnonzero(np.asarray(state["status"]) != EMPTY):
-      rollout = Rollout(**{name: np.array(state[name][place]) for name in names})
+      rollout = Rollout(
+        **{name: np.array(state[name][place]) for name in names}
+      )
       index = int(state["index"][place])
       if state["status"][place] == IN_FLIGHT:
         self.in_flight[index] = rollout

@@ -63,7 +63,9 @@ class Evaluator:
     """Compiles before the clock starts."""
     self._sampler.compile(params)
 
-  def evaluate(self, params: nnx.State, heldout: Sequence[Prompt]) -> Evaluation:
+  def evaluate(
+    self, params: nnx.State, heldout: Sequence[Prompt]
+  ) -> Evaluation:
     """All held-out prompts under these parameters."""
     groups = [
       Group(i, prompt.uid, 0, prompt.tokens) for i, prompt in enumerate(heldout)

@@ -1,0 +1,157 @@
+"""In-flight weight updates, held against a slow reference decode.
+
+Trains the quickstart's recipe for some steps under the logical schedule with
+chunks of 3 tokens and a publication after every chunk, keeps every finished
+rollout and every published version, and decodes each rollout again, one at a
+time, switching weights at the recorded positions and keeping the cache.
+
+Command:  python -m experiments.inflight --workdir=runs/inflight
+Time:     about 2 minutes on two CPU cores
+Promises: at least half of the rollouts carry two or more policy versions, and
+          the largest difference of a token's log-prob is at most 1e-4 nats.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from scalerl_jax.config import Config
+from scalerl_jax.run.host import prepare_cpu
+
+CHECKED_GROUPS = 64  # groups decoded again; all rollouts count for the share
+
+
+def get_config() -> Config:
+  """The quickstart with weights that change under every completion."""
+  base = Config()
+  return dataclasses.replace(
+    base,
+    run=dataclasses.replace(base.run, steps=12),
+    sampler=dataclasses.replace(base.sampler, chunk=3),
+    # A step that moves the weights visibly, so that a wrong switch shows.
+    optimizer=dataclasses.replace(
+      base.optimizer, learning_rate=3e-3, warmup_steps=0
+    ),
+    batch=dataclasses.replace(base.batch, prompts=8, micro_batch=32),
+    pipeline=dataclasses.replace(base.pipeline, chunks_per_step=1),
+    evaluation=dataclasses.replace(base.evaluation, every=12),
+  )
+
+
+def reference_logps(policies: Sequence, rollout, row: int, warp: dict) -> list:
+  """Log-probs of one completion, a token at a time, weights as recorded.
+
+  Args:
+    policies: the policy of each version.
+    rollout: a finished group.
+    row: the completion.
+    warp: keywords of `warp_logits`.
+  """
+  import jax.numpy as jnp
+
+  from scalerl_jax.objectives.logprobs import token_logps, warp_logits
+
+  prompt = jnp.asarray(rollout.prompt[: rollout.prompt_length])[None]
+  length = int(rollout.length[row])
+  tokens, versions = rollout.tokens[row], rollout.versions[row]
+  # The group's prompt was prefilled when its first token was drawn.
+  policy = policies[versions[0]]
+  hidden, key, value = policy.prefill(prompt, jnp.ones_like(prompt))
+  hidden = hidden[:, -1]
+  cache = policy.empty_cache(
+    prompts=1,
+    slots=1,
+    prompt_tokens=prompt.shape[1],
+    completion_tokens=rollout.tokens.shape[1],
+  )
+  cache = dataclasses.replace(
+    cache,
+    prompt_k=key,
+    prompt_v=value,
+    prompt_length=jnp.array([prompt.shape[1]], jnp.int32),
+  )
+  found = []
+  for t in range(length):
+    if t:
+      policy = policies[versions[t]]
+      last = jnp.asarray(tokens[t - 1 : t])
+      position = jnp.array([prompt.shape[1] + t - 1], jnp.int32)
+      hidden, cache = policy.decode(last, position, cache)
+    logits = warp_logits(policy.head(hidden), **warp)
+    found.append(float(token_logps(logits, jnp.asarray(tokens[t : t + 1]))[0]))
+  return found
+
+
+def check(workdir: pathlib.Path) -> dict[str, float]:
+  """Trains, decodes again, and returns what was found."""
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  from flax import nnx
+
+  from scalerl_jax.run.train import Run
+  from scalerl_jax.sampling.sampler import warp_settings
+
+  config = get_config()
+  run = Run(config, str(workdir))
+  params, rollouts = {}, []
+
+  class Recorder:
+    """The run's transport, remembering what crosses it."""
+
+    def __init__(self, inner):
+      self.inner = inner
+
+    def publish(self, version, weights):
+      self.inner.publish(version, weights)
+      params[version] = jax.tree.map(jnp.copy, self.inner.fetch()[1])
+
+    def fetch(self):
+      return self.inner.fetch()
+
+    def put(self, scored):
+      rollouts.append(scored.rollout)
+      self.inner.put(scored)
+
+    def get(self):
+      return self.inner.get()
+
+  run.train(wrap_transport=Recorder)
+  graph = run.learner.settings.policy
+  policies = [nnx.merge(graph, params[v]) for v in range(len(params))]
+  warp = warp_settings(config.sampler)
+  several, gap = [], 0.0
+  for n, rollout in enumerate(rollouts):
+    for row in range(config.batch.group_size):
+      length = rollout.length[row]
+      several.append(len(set(rollout.versions[row, :length].tolist())) > 1)
+      # One row of each checked group: eager decoding takes its time.
+      if n < CHECKED_GROUPS and row == n % config.batch.group_size:
+        again = np.array(reference_logps(policies, rollout, row, warp))
+        recorded = rollout.behavior_logps[row, :length]
+        gap = max(gap, float(np.abs(again - recorded).max()))
+  return {
+    "rollouts": len(several),
+    "several_versions": float(np.mean(several)),
+    "checked_rollouts": min(CHECKED_GROUPS, len(rollouts)),
+    "max_logp_gap": gap,
+  }
+
+
+def main(argv: list[str]) -> None:
+  """Prints one JSON line; exits 1 when a promise is not kept."""
+  del argv
+  found = check(pathlib.Path(flags.FLAGS.workdir))
+  print(json.dumps(found))
+  if found["several_versions"] < 0.5 or found["max_logp_gap"] > 1e-4:
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  prepare_cpu()
+  flags.DEFINE_string("workdir", None, "a new folder.", required=True)
+  app.run(main)

@@ -1,0 +1,1 @@
+"""A whole run: training, evaluation, checkpoints, and what is told of them."""

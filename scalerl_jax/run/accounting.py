@@ -1,0 +1,253 @@
+"""FLOPs in closed form: what a run asked for, and what its devices computed.
+
+A multiply-add counts as 2. Matrix products and attention are counted; norms,
+softmax, rotations and the optimiser are not (a few percent of a small model,
+nothing of a large one).
+"""
+
+import math
+from typing import Protocol
+
+from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
+
+# Forward once; backward twice: gradients of the inputs and of the weights.
+TRAINING_PASSES = 3
+
+
+class Counters(Protocol):
+  """The counters of `pipeline.loop.Totals` that FLOPs follow from."""
+
+  decode_steps: int
+  prompt_tokens: int
+  trained_tokens: int
+  micro_batches: int
+
+
+def forward_flops(
+  model: ModelConfig,
+  *,
+  vocab_size: int,
+  tokens: float,
+  context: float,
+  head_tokens: float | None = None,
+) -> float:
+  """FLOPs of a forward pass.
+
+  2·tokens·L·(2·D·H·Dh + 2·D·K·Dh + 3·D·F + 2·H·Dh·context) + 2·head_tokens·D·V.
+  Count in `context` every key that a query is multiplied with, masked ones
+  too: attention over whole rows of T tokens computes T for each, not T/2.
+
+  Args:
+    model: the architecture.
+    vocab_size: V.
+    tokens: positions processed, all rows together.
+    context: mean keys a position, computed and not merely visible.
+    head_tokens: positions that get logits; None for all.
+
+  Example:
+    >>> small = ModelConfig(
+    ...   width=2,
+    ...   num_layers=1,
+    ...   num_heads=1,
+    ...   num_kv_heads=1,
+    ...   head_width=2,
+    ...   mlp_width=3,
+    ... )
+    >>> forward_flops(small, vocab_size=5, tokens=1, context=1)
+    96.0
+
+  Reference:
+    Kaplan et al., 2020, arXiv 2001.08361, table 1; here with grouped-query
+    attention and a gated MLP.
+  """
+  heads = model.num_heads * model.head_width
+  kv_heads = model.num_kv_heads * model.head_width
+  attention = 2 * model.width * (heads + kv_heads) + 2 * heads * context
+  mlp = 3 * model.width * model.mlp_width
+  body = tokens * model.num_layers * (attention + mlp)
+  head = (tokens if head_tokens is None else head_tokens) * model.width
+  return 2.0 * (body + head * vocab_size)
+
+
+def prefill_flops(
+  model: ModelConfig, *, vocab_size: int, prompts: float, prompt_tokens: int
+) -> float:
+  """FLOPs of prefilling prompts, each once for its whole group.
+
+  Args:
+    model: the architecture.
+    vocab_size: V.
+    prompts: how many.
+    prompt_tokens: positions of each, padding included; each sees all, and the
+      last one gets logits, from which the first tokens are drawn.
+  """
+  return forward_flops(
+    model,
+    vocab_size=vocab_size,
+    tokens=prompts * prompt_tokens,
+    context=prompt_tokens,
+    head_tokens=prompts,
+  )
+
+
+def generation_flops(
+  model: ModelConfig,
+  *,
+  vocab_size: int,
+  prompts: float,
+  prompt_tokens: int,
+  completions: float,
+  completion_tokens: float,
+  context: float,
+) -> float:
+  """FLOPs of generating completions: prefill, then a pass for each token.
+
+  The first token of a completion is drawn by the prefill and its last is not
+  fed back, so n tokens cost n − 1 passes.
+
+  Args:
+    model: the architecture.
+    vocab_size: V.
+    prompts: prefilled once each.
+    prompt_tokens: positions of each prompt, padding included.
+    completions: how many.
+    completion_tokens: of all completions together.
+    context: keys a decoded token is multiplied with, masked ones too.
+  """
+  return prefill_flops(
+    model, vocab_size=vocab_size, prompts=prompts, prompt_tokens=prompt_tokens
+  ) + forward_flops(
+    model,
+    vocab_size=vocab_size,
+    tokens=completion_tokens - completions,
+    context=context,
+  )
+
+
+def training_flops(
+  model: ModelConfig, *, vocab_size: int, rows: float, row_tokens: int
+) -> float:
+  """FLOPs of forward and backward: 3 × forward.
+
+  Args:
+    model: the architecture.
+    vocab_size: V.
+    rows: completions, a row each.
+    row_tokens: positions of a row, padding included; all but the last get
+      logits.
+  """
+  return TRAINING_PASSES * forward_flops(
+    model,
+    vocab_size=vocab_size,
+    tokens=rows * row_tokens,
+    context=row_tokens,
+    head_tokens=rows * (row_tokens - 1),
+  )
+
+
+class Compute:
+  """A run's FLOPs from its counters alone: no clock, no sampling.
+
+  *Full* is the work that the recipe asks for: all completions of all batches
+  generated and trained on, whatever a filter left out, and nothing generated
+  ahead. *Spent* is what the devices computed: all slots at each decode step,
+  occupied or not, all prompts prefilled so far, and the micro-batches that the
+  filter left. Both cost a row its whole budget of positions, padding included,
+  since that is what the programs compute. Evaluation is in neither.
+
+  Args:
+    model: the architecture.
+    sampler: slots and budgets.
+    batch: completions a step and a micro-batch.
+    vocab_size: V, of the tokenizer.
+  """
+
+  def __init__(
+    self,
+    model: ModelConfig,
+    sampler: SamplerConfig,
+    batch: BatchConfig,
+    *,
+    vocab_size: int,
+  ):
+    self._model, self._vocab_size = model, vocab_size
+    self._sampler, self._batch = sampler, batch
+    # Prompt and completion columns: of a row, and of a slot's cache.
+    self._row_tokens = sampler.max_prompt_tokens + sampler.max_completion_tokens
+
+  def full(self, step: int, trained_tokens: int) -> float:
+    """FLOPs of the work asked for in these many steps.
+
+    Args:
+      step: updates, skipped ones included.
+      trained_tokens: completion tokens of all their batches.
+    """
+    rows = step * self._batch.completions
+    return generation_flops(
+      self._model,
+      vocab_size=self._vocab_size,
+      prompts=step * self._batch.prompts,
+      prompt_tokens=self._sampler.max_prompt_tokens,
+      completions=rows,
+      completion_tokens=trained_tokens,
+      context=self._row_tokens,
+    ) + training_flops(
+      self._model,
+      vocab_size=self._vocab_size,
+      rows=rows,
+      row_tokens=self._row_tokens,
+    )
+
+  def spent_on_generation(self, totals: Counters) -> float:
+    """FLOPs that the generator mesh computed.
+
+    A lower bound: prefill is counted without its padding, which the counters
+    do not hold (at the quickstart's shape all prefill is a tenth of this).
+    """
+    prompt_tokens = self._sampler.max_prompt_tokens
+    return prefill_flops(
+      self._model,
+      vocab_size=self._vocab_size,
+      prompts=totals.prompt_tokens / prompt_tokens,
+      prompt_tokens=prompt_tokens,
+    ) + forward_flops(
+      self._model,
+      vocab_size=self._vocab_size,
+      tokens=totals.decode_steps * self._sampler.slots,
+      context=self._row_tokens,
+    )
+
+  def spent_on_training(self, totals: Counters) -> float:
+    """FLOPs that the trainer mesh computed."""
+    return training_flops(
+      self._model,
+      vocab_size=self._vocab_size,
+      rows=totals.micro_batches * self._batch.micro_batch,
+      row_tokens=self._row_tokens,
+    )
+
+  def spent(self, totals: Counters) -> float:
+    """FLOPs that the devices computed, generation and training together."""
+    return self.spent_on_generation(totals) + self.spent_on_training(totals)
+
+
+def check_share(name: str, value: float) -> float:
+  """`value` if it is a share, so that no figure above 100 % is ever told.
+
+  Args:
+    name: of the figure, for the message.
+    value: in [0, 1].
+
+  Raises:
+    ValueError: below 0, above 1 or NaN.
+
+  Example:
+    >>> check_share("MFU", 0.43)
+    0.43
+  """
+  if math.isnan(value) or not 0.0 <= value <= 1.0:
+    raise ValueError(
+      f"{name} must be a share in [0, 1], got {value:.6g}; what it divides was"
+      " counted or timed wrongly"
+    )
+  return value

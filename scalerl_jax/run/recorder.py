@@ -1,0 +1,207 @@
+"""What is written and shown at a step boundary: metrics, evaluations, forecast.
+
+Only looks at the run; nothing here changes what is trained.
+"""
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.config import Config
+from scalerl_jax.data.tasks import Task
+from scalerl_jax.pipeline.loop import Pipeline, StepEvent
+from scalerl_jax.run.accounting import Compute, check_share
+from scalerl_jax.run.evaluate import Evaluation, Evaluator
+from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.progress import Progress, run_fields
+from scalerl_jax.scaling.forecast import Forecast, forecast_end
+
+SHOWN_SAMPLES = 8  # held-out prompts whose completions are kept
+CUT_STEPS = 3  # steps of mostly truncated completions before a warning
+
+
+class Recorder:
+  """Follows one run.
+
+  Args:
+    config: the experiment.
+    workdir: where `samples.json` goes.
+    task: its held-out sets are evaluated.
+    evaluator: on the generator mesh.
+    writer: owns the metric files.
+    pipeline: the run's.
+    devices: devices that the run holds.
+    progress: the live line.
+    seconds_before: wall seconds of earlier sittings.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    workdir: pathlib.Path,
+    *,
+    task: Task,
+    evaluator: Evaluator,
+    writer: MetricsWriter,
+    pipeline: Pipeline,
+    devices: int,
+    progress: Progress,
+    seconds_before: float,
+  ):
+    self.config, self.workdir, self.task = config, workdir, task
+    self.evaluator, self.writer, self.pipeline = evaluator, writer, pipeline
+    self.devices, self.progress = devices, progress
+    self._compute = Compute(
+      config.model,
+      config.sampler,
+      config.batch,
+      vocab_size=task.tokenizer.vocab_size,
+    )
+    self._started = time.perf_counter()
+    self._seconds_before = seconds_before
+    self._forecast: Forecast | None = None
+    curve = writer.curve(next(iter(task.heldout)))
+    rates = curve.get("pass_rate", np.zeros((0,)))
+    self._pass_rate = float(rates[-1]) if rates.size else None
+    self._before = self._clocks()
+    self._cut_steps = 0
+
+  def wall_seconds(self) -> float:
+    """Seconds of all sittings, everything included."""
+    return self._seconds_before + time.perf_counter() - self._started
+
+  def evaluates_at(self, step: int) -> bool:
+    """Whether the held-out sets are evaluated at this step."""
+    last = self.config.run.steps
+    return step % self.config.evaluation.every == 0 or step == last
+
+  def on_step(self, event: StepEvent) -> None:
+    """Writes the step's line, evaluates when due, shows the live line."""
+    values = {**event.metrics, **self._derived(event)}
+    due = self.evaluates_at(event.step)
+    if due:
+      self.evaluate(event.step)
+      values |= self._forecast_fields()
+    self.writer.step(event.step, values)
+    self._warn(event)
+    shown = run_fields({**self._forecast_fields(), **values}, self._pass_rate)
+    self.progress.update(event.step, shown, now=due)
+
+  def evaluate(self, step: int) -> None:
+    """Every held-out set under the published weights; refits the forecast."""
+    _, params = self.pipeline.transport.fetch()
+    totals = self.pipeline.totals
+    axes = {
+      "trained_tokens": totals.trained_tokens,
+      "generated_tokens": totals.generated_tokens,
+      "flops_full": self._compute.full(step, totals.trained_tokens),
+      "flops_spent": self._compute.spent(totals),
+      "device_seconds": self._device_seconds(),
+      "wall_seconds": self.wall_seconds(),
+    }
+    for number, (name, heldout) in enumerate(self.task.heldout.items()):
+      found = self.evaluator.evaluate(params, heldout)
+      self.writer.evaluation(
+        step,
+        name,
+        axes,
+        found.correct,
+        found.samples,
+        found.mean_length,
+        found.truncated,
+      )
+      if number == 0:
+        self._pass_rate = found.pass_rate
+        self._keep_samples(step, found)
+        self._forecast = self._forecast_end(name, step)
+
+  def _clocks(self) -> tuple[float, float, float, int]:
+    totals = self.pipeline.totals
+    return (
+      totals.train_seconds,
+      self.pipeline.learner_watch.busy_seconds,
+      self.pipeline.sampler_watch.busy_seconds,
+      totals.generated_tokens,
+    )
+
+  def _derived(self, event: StepEvent) -> dict[str, Any]:
+    """Shares and rates of a step; those that follow time are under `time/`."""
+    totals, metrics = event.totals, event.metrics
+    slots = self.config.sampler.slots
+    now = self._clocks()
+    seconds, learner, sampler, tokens = (
+      new - old for new, old in zip(now, self._before, strict=True)
+    )
+    self._before = now
+    occupancy = totals.drawn_tokens / max(totals.decode_steps * slots, 1)
+    useful = metrics["kept_tokens"] / metrics["batch_tokens"]
+    return {
+      "sampler_occupancy": check_share("sampler_occupancy", occupancy),
+      "useful_token_fraction": check_share("useful_token_fraction", useful),
+      "generated_tokens": totals.generated_tokens,
+      "trained_tokens": totals.trained_tokens,
+      "skipped_steps": totals.skipped_steps,
+      "flops_full": self._compute.full(event.step, totals.trained_tokens),
+      "flops_spent": self._compute.spent(totals),
+      "time/step_seconds": seconds,
+      "time/sampler_tokens_per_second": tokens / seconds,
+      "time/learner_idle_share": max(0.0, 1.0 - learner / seconds),
+      "time/sampler_idle_share": max(0.0, 1.0 - sampler / seconds),
+      "time/device_seconds": self._device_seconds(),
+      "time/wall_seconds": self.wall_seconds(),
+    }
+
+  def _device_seconds(self) -> float:
+    """Devices held times training seconds; evaluation is counted apart."""
+    return self.devices * self.pipeline.totals.train_seconds
+
+  def _forecast_fields(self) -> dict[str, float]:
+    if self._forecast is None:
+      return {}
+    names = ("mean", "low", "high")
+    return {f"forecast/{n}": getattr(self._forecast, n) for n in names}
+
+  def _forecast_end(self, name: str, step: int) -> Forecast | None:
+    """The run's end as seen from here: its compute scaled by the steps left."""
+    if not step:
+      return None
+    curve = self.writer.curve(name)
+    compute = np.asarray(curve[self.config.run.forecast_axis], np.float64)
+    return forecast_end(
+      compute,
+      curve["pass_rate"],
+      float(compute[-1]) * self.config.run.steps / step,
+      self.config.run.forecast_level,
+      trials=curve["prompts"] * curve["samples_per_prompt"],
+    )
+
+  def _keep_samples(self, step: int, found: Evaluation) -> None:
+    """The same held-out prompts before and after, for the report."""
+    path = self.workdir / "samples.json"
+    when = "after" if step else "before"
+    heldout = next(iter(self.task.heldout.values()))[:SHOWN_SAMPLES]
+    rows = (
+      json.loads(path.read_text())
+      if step
+      else [{"prompt": p.text, "answer": p.answer} for p in heldout]
+    )
+    for n, row in enumerate(rows):
+      row[when] = {
+        "text": found.texts[n],
+        "correct": bool(found.first_correct[n]),
+      }
+    path.write_text(json.dumps(rows, indent=1))
+
+  def _warn(self, event: StepEvent) -> None:
+    """One sentence when most completions are cut for three steps."""
+    share = event.metrics["truncated"]
+    self._cut_steps = self._cut_steps + 1 if share > 0.5 else 0
+    if self._cut_steps == CUT_STEPS:
+      self.progress.say(
+        f"warning: {share:.0%} of the completions ran out of budget for"
+        f" {CUT_STEPS} steps; raise sampler.max_completion_tokens"
+        f" ({self.config.sampler.max_completion_tokens})"
+      )

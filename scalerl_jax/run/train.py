@@ -1,0 +1,286 @@
+"""A whole run: everything is built and checked, then trained, then reported."""
+
+import dataclasses
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.config import Config
+from scalerl_jax.data.curriculum import PromptStream
+from scalerl_jax.data.tasks import load_task
+from scalerl_jax.learning.batching import collate
+from scalerl_jax.learning.learner import Learner
+from scalerl_jax.learning.optimizer import make_optimizer
+from scalerl_jax.learning.train_step import TrainSettings
+from scalerl_jax.models.sharding import make_mesh, shardings_on
+from scalerl_jax.pipeline.journal import Journal
+from scalerl_jax.pipeline.loop import (
+  NonFiniteError,
+  Pipeline,
+  StepEvent,
+  no_rollout,
+)
+from scalerl_jax.pipeline.schedule import StalenessLedger
+from scalerl_jax.pipeline.transport import InProcess, Transport
+from scalerl_jax.run.checkpoint import Checkpoints
+from scalerl_jax.run.evaluate import Evaluator
+from scalerl_jax.run.meshes import make_meshes
+from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.recorder import Recorder
+from scalerl_jax.run.report import Summary, write_report
+from scalerl_jax.run.warm_start import base_policy, cache_folder
+from scalerl_jax.run.workdir import claim_workdir
+from scalerl_jax.sampling.sampler import Sampler, warp_settings
+
+
+class Run:
+  """Everything of one run; `Run(...)` checks, `train()` works.
+
+  Args:
+    config: the experiment.
+    workdir: where everything is written; a workdir of the same config is
+      resumed.
+
+  Raises:
+    ValueError: anything about the config, the task or the workdir that would
+      not work, before any work starts.
+  """
+
+  def __init__(self, config: Config, workdir: str | pathlib.Path):
+    self.config = config
+    self.workdir = pathlib.Path(workdir)
+    self.meshes = make_meshes(config)
+    claim_workdir(self.workdir, config)
+    self.task = load_task(
+      config.task,
+      config.supervised,
+      self.workdir / "tokenizer.model",
+      max_prompt_tokens=config.sampler.max_prompt_tokens,
+    )
+    if self.task.max_turns != 1:
+      raise ValueError(
+        f"task {self.task.name!r} takes {self.task.max_turns} turns; this"
+        " version trains on tasks of one turn"
+      )
+    self._stop = False
+
+  def train(
+    self, wrap_transport: Callable[[Transport], Transport] = lambda t: t
+  ) -> Summary:
+    """Trains to the end or to a clean stop; writes the report in any case.
+
+    Ctrl-C and SIGTERM stop at the next step boundary and save the state; the
+    same command goes on from there.
+
+    Args:
+      wrap_transport: puts a transport of the caller's around the run's own.
+
+    Raises:
+      FloatingPointError: an update was not finite; its batch is saved.
+    """
+    enable_compilation_cache()
+    handlers = {
+      number: signal.signal(number, self._on_signal)
+      for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+      self._build(wrap_transport)
+      try:
+        self._train()
+      except NonFiniteError as error:
+        path = self._save_batch(error)
+        raise FloatingPointError(f"{error}; its batch is in {path}") from error
+      finally:
+        self._close()
+        summary = self._report()
+    finally:
+      for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return summary
+
+  def _build(self, wrap_transport: Callable[[Transport], Transport]) -> None:
+    """Policy, both sides, the pipeline between them; restored and compiled."""
+    config, meshes, task = self.config, self.meshes, self.task
+    graph, base = base_policy(
+      task,
+      task_config=config.task,
+      supervised=config.supervised,
+      model=config.model,
+      mesh=make_mesh(jax.local_devices()),
+    )
+    on_generator = shardings_on(meshes.generator, base)
+    generator_params = jax.device_put(base, on_generator)
+    self.learner = Learner(
+      jax.device_put(base, shardings_on(meshes.trainer, base)),
+      TrainSettings(
+        policy=graph,
+        optimizer=make_optimizer(config.optimizer),
+        loss=config.loss,
+        warp=tuple(sorted(warp_settings(config.sampler).items())),
+        group_size=config.batch.group_size,
+        micro_batch=config.batch.micro_batch,
+        max_completion_tokens=config.sampler.max_completion_tokens,
+      ),
+      meshes.trainer,
+    )
+    sampler = Sampler(
+      graph,
+      generator_params,
+      config.sampler,
+      group_size=config.batch.group_size,
+      eos_ids=task.tokenizer.eos_ids,
+      seed=config.run.seed,
+      mesh=meshes.generator,
+    )
+    self.evaluator = Evaluator(
+      task,
+      graph,
+      generator_params,
+      config.evaluation,
+      config.sampler,
+      meshes.generator,
+    )
+    self.pipeline = Pipeline(
+      task=task,
+      stream=PromptStream(task.train, seed=config.run.seed),
+      sampler=sampler,
+      learner=self.learner,
+      transport=wrap_transport(InProcess(on_generator)),
+      ledger=StalenessLedger(
+        config.batch.prompts,
+        config.pipeline.max_staleness,
+        config.run.steps * config.batch.prompts,
+      ),
+      schedule=config.pipeline.schedule,
+      chunks_per_step=config.pipeline.chunks_per_step,
+    )
+    self._restore()
+    self._compile(sampler, generator_params)
+
+  def _restore(self) -> None:
+    """The newest saved state, if any, and files cut back to it."""
+    self.checkpoints = Checkpoints(
+      self.workdir / "checkpoints", keep=self.config.checkpoint.keep
+    )
+    self.resumed = self.checkpoints.latest
+    self._seconds_before = 0.0
+    if self.resumed is not None:
+      state = self.checkpoints.restore(self.resumed, self._state(0.0))
+      self._seconds_before = float(state.pop("wall_seconds"))
+      self.pipeline.load_state_dict(state)
+    self.writer = MetricsWriter(self.workdir, resume_step=self.resumed)
+    self.pipeline.journal = Journal(
+      self.workdir / "journal.jsonl", chunk=self.pipeline.totals.chunks
+    )
+
+  def _compile(self, sampler: Sampler, params: nnx.State) -> None:
+    """Every program, before the clock of training starts."""
+    config = self.config
+    sampler.compile(params)
+    self.evaluator.compile(params)
+    shape = (config.batch.prompts, config.batch.group_size)
+    nobody = no_rollout(config.batch.group_size, config.sampler)
+    zeros = np.zeros(shape, np.int32)
+    self.learner.compile(
+      collate([nobody] * config.batch.prompts, zeros, zeros.astype(float))
+    )
+
+  def _train(self) -> None:
+    with Progress(self.config.run.steps, "ScaleRL") as progress:
+      self.recorder = Recorder(
+        self.config,
+        self.workdir,
+        task=self.task,
+        evaluator=self.evaluator,
+        writer=self.writer,
+        pipeline=self.pipeline,
+        devices=self.meshes.devices,
+        progress=progress,
+        seconds_before=self._seconds_before,
+      )
+      if self.resumed is None:
+        self.pipeline.publish_weights()
+        self.recorder.evaluate(0)  # version 0, before the first update
+        self._save()
+      else:
+        progress.say(f"going on from step {self.resumed}")
+      self.pipeline.run(
+        self._on_step,
+        lambda: self._stop,
+        lambda step: self.recorder.evaluates_at(step) or self._saves_at(step),
+      )
+      if not self.pipeline.ledger.done:
+        self._save()
+        progress.say(
+          f"stopped at step {self.pipeline.ledger.version}; the same command"
+          " goes on from there"
+        )
+
+  def _on_step(self, event: StepEvent) -> None:
+    self.recorder.on_step(event)
+    if self._saves_at(event.step):
+      self._save()
+
+  def _saves_at(self, step: int) -> bool:
+    every, last = self.config.checkpoint.every, self.config.run.steps
+    return step % every == 0 or step == last
+
+  def _on_signal(self, number: int, frame: Any) -> None:
+    del frame
+    if self._stop:  # asked twice: now
+      raise KeyboardInterrupt
+    self._stop = True
+    name = signal.Signals(number).name
+    print(f"\n{name}: stopping at the next step boundary", flush=True)
+
+  def _state(self, wall_seconds: float) -> dict[str, Any]:
+    return {
+      **self.pipeline.state_dict(),
+      "wall_seconds": np.asarray(wall_seconds),
+    }
+
+  def _save(self) -> None:
+    self.checkpoints.save(
+      self.pipeline.ledger.version, self._state(self.recorder.wall_seconds())
+    )
+    if self.pipeline.journal is not None:
+      self.pipeline.journal.flush()
+
+  def _save_batch(self, error: NonFiniteError) -> pathlib.Path:
+    """The batch of an update that was not finite."""
+    path = self.workdir / f"nonfinite_step_{error.step}.npz"
+    fields = [f.name for f in dataclasses.fields(error.batch[0].rollout)]
+    arrays = {
+      name: np.stack([getattr(s.rollout, name) for s in error.batch])
+      for name in fields
+    }
+    np.savez(path, correct=np.stack([s.correct for s in error.batch]), **arrays)
+    return path
+
+  def _close(self) -> None:
+    self.writer.close()
+    if self.pipeline.journal is not None:
+      self.pipeline.journal.close()
+    self.checkpoints.close()
+
+  def _report(self) -> Summary:
+    return write_report(
+      self.workdir,
+      title=f"ScaleRL on {self.task.name}",
+      config=config_lib.to_dict(self.config),
+      level=self.config.run.forecast_level,
+      axis=self.config.run.forecast_axis,
+    )
+
+
+def enable_compilation_cache() -> None:
+  """Keeps compiled programs between runs, beside the base policies."""
+  jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

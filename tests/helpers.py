@@ -1,0 +1,72 @@
+"""Small policies whose weights come from numpy, and walks over jaxprs.
+
+A policy draws its weights with one compiled random generator a parameter, ten
+seconds on a CPU core; with numpy's numbers there is nothing to compile.
+"""
+
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from scalerl_jax.config import ModelConfig
+from scalerl_jax.models.policy import Policy
+
+V = 23
+SHAPE = ModelConfig(
+  width=16,
+  num_layers=2,
+  num_heads=4,
+  num_kv_heads=2,
+  head_width=6,
+  mlp_width=20,
+)
+
+
+@functools.lru_cache(maxsize=32)
+def small_policy(config=SHAPE, *, vocab_size=V, seed=0, mesh=None):
+  """A policy in which every weight matters, the norms' scales too."""
+  rng = np.random.default_rng(seed)
+
+  def normal(key, shape, dtype):
+    del key
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+  with mock.patch.object(jax.random, "normal", normal):
+    policy = Policy(
+      config, vocab_size=vocab_size, rngs=nnx.Rngs(0), mesh=mesh
+    )
+  graph, params = nnx.split(policy)
+  return nnx.merge(graph, moved(params, 0.2, seed=seed + 1))
+
+
+def moved(params, scale, *, seed=0):
+  """The parameters plus noise: another version of the policy."""
+  rng = np.random.default_rng(seed)
+
+  def move(x):
+    noise = np.float32(scale * rng.standard_normal(x.shape))
+    return jax.device_put(np.asarray(x) + noise, x.sharding)
+
+  return jax.tree.map(move, params)
+
+
+def weights(params):
+  """Parameters as nested dicts of float64 numpy arrays."""
+  return jax.tree.map(
+    lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(params)
+  )
+
+
+def equations(jaxpr):
+  """Every equation of a jaxpr, those of inner jaxprs too."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in equation.params.values():
+      for inner in value if isinstance(value, tuple | list) else (value,):
+        inner = getattr(inner, "jaxpr", inner)
+        if hasattr(inner, "eqns"):
+          yield from equations(inner)
