@@ -2,7 +2,7 @@
 
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from scalerl_jax.run.host import prepare_cpu
 
@@ -14,6 +14,9 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
   values = flags.FLAGS
+  if values["verbosity"].using_default_value:
+    # Orbax tells each of its steps at INFO.
+    logging.set_verbosity(logging.WARNING)
   try:
     config = load_config(values.config, values.set)
     # After the flags are known good, and after the CPU is set up: JAX.
@@ -24,7 +27,8 @@ def main(argv: list[str]) -> None:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
   try:
-    print(run_of_config.train())
+    summary = run_of_config.train()
+    print("\n".join(summary.lines()))
   except FloatingPointError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)

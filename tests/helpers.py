@@ -36,9 +36,7 @@ def small_policy(config=SHAPE, *, vocab_size=V, seed=0, mesh=None):
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
   with mock.patch.object(jax.random, "normal", normal):
-    policy = Policy(
-      config, vocab_size=vocab_size, rngs=nnx.Rngs(0), mesh=mesh
-    )
+    policy = Policy(config, vocab_size=vocab_size, rngs=nnx.Rngs(0), mesh=mesh)
   graph, params = nnx.split(policy)
   return nnx.merge(graph, moved(params, 0.2, seed=seed + 1))
 

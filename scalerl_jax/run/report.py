@@ -50,7 +50,7 @@ class Summary:
   """What a run came to; None where it was stopped too early to tell."""
 
   start: float | None  # held-out pass rate of the first evaluation
-  end: float | None  # mean of the last 3 evaluations
+  end: float | None  # mean of the last 3 evaluations; of 1 without a forecast
   evaluations: int
   forecast: forecast_lib.Forecast | None  # of the end, from the first half
   error: float | None  # forecast minus end
@@ -59,22 +59,22 @@ class Summary:
   report: str  # path of report.html
 
   def lines(self) -> list[str]:
-    """The summary in words, a sentence a line, the report's path last."""
-    return [*self._sentences(), f"report: {self.report}"]
-
-  def _sentences(self) -> list[str]:
+    """The summary in words, the report's path last."""
+    path = f"report: {self.report}"
     if self.start is None or self.end is None:
-      return ["held-out pass rate: not evaluated"]
+      return ["held-out pass rate: not evaluated", path]
     rise = f"held-out pass rate: {self.start:.3f} -> {self.end:.3f}"
-    if self.forecast is None:
-      return [f"{rise} ({self.evaluations} evaluations)", f"forecast: {_FEW}"]
     told = self.forecast
+    if told is None:
+      rise = f"{rise} ({self.evaluations} evaluations)"
+      return [rise, f"forecast: {_FEW}", path]
     where = "inside" if self.inside else "outside"
     return [
       f"{rise} (mean of the last {forecast_lib.END_EVALUATIONS} evaluations)",
       f"forecast from the first half of the run: {told.mean:.3f}"
       f" [{told.low:.3f}, {told.high:.3f}]; measured: {self.end:.3f};"
       f" difference {self.error:+.3f}, {where} the {self.level:.0%} band",
+      path,
     ]
 
 
@@ -112,8 +112,7 @@ def write_report(
   if axis not in UNITS:
     raise ValueError(f"axis must be one of {', '.join(UNITS)}, got {axis!r}")
   folder = pathlib.Path(workdir)
-  curves = read_curves(folder)
-  metrics = read_metrics(folder)
+  curves, metrics = read_curves(folder), read_metrics(folder)
   task, curve = next(iter(curves.items()), ("", {}))
   path = folder / "report.html"
   part, whole = _fits(curve, axis, level) if curve else (None, None)
@@ -143,14 +142,13 @@ def _fits(curve, axis, level):
   x, y = curve[axis], curve["pass_rate"]
   trials = curve["prompts"] * curve["samples_per_prompt"]
   part = forecast_lib.first_part(x, y, level=level, trials=trials)
-  if not points.enough(x):
-    return part, None
-  return part, fit_lib.fit_curve(x, y, trials=trials)
+  enough = points.enough(x)
+  return part, fit_lib.fit_curve(x, y, trials=trials) if enough else None
 
 
 def _summary(curve, part, level, path) -> Summary:
   rates = curve["pass_rate"] if curve else np.zeros((0,))
-  last = rates[-forecast_lib.END_EVALUATIONS :]
+  last = rates[-forecast_lib.END_EVALUATIONS if part else -1 :]
   return Summary(
     start=float(rates[0]) if len(rates) else None,
     end=float(last.mean()) if len(rates) else None,
@@ -178,7 +176,9 @@ def _cards(summary: Summary) -> str:
     card(
       "held-out pass rate",
       f"{summary.start:.3f} → {summary.end:.3f}",
-      f"first evaluation → mean of the last {forecast_lib.END_EVALUATIONS}",
+      f"first → mean of the last {forecast_lib.END_EVALUATIONS} evaluations"
+      if summary.forecast
+      else f"first → last of {summary.evaluations} evaluations",
     )
   ]
   told = summary.forecast
@@ -198,21 +198,19 @@ def _curve_sections(folder, curve, part, whole, axis, level, name):
   shown = part.fit if part else whole
   picture = {"end": part.forecast.compute if part else None, "level": level}
   picture |= {"unit": unit, "title": name}
-  caption = (
-    "Fitted on the first half of the run alone; the rest was not shown to it."
-    if part
-    else "Fitted on all evaluations."
-  )
   if shown is None:
-    buffer = io.BytesIO()
-    _points_figure(x, y, unit, name).savefig(buffer, dpi=150, format="png")
-    figure = _image(buffer, "Too few evaluations to fit.")
-    (folder / "curve.png").write_bytes(buffer.getvalue())
+    caption = "Too few evaluations to fit."
+    figure, axes = _panel(4.6, name, f"compute ({unit})", "pass rate")
+    axes.plot(x, y, "o-", ms=5, lw=1, color=_BLUE, mec="white", mew=0.6)
+    (folder / "curve.png").write_bytes(_png(figure))
   else:
+    caption = (
+      "Fitted on the first half of the run; the rest was not shown to the fit."
+      if part
+      else "Fitted on all evaluations."
+    )
     fragments.plot_curve(folder / "curve.png", x, y, shown, **picture)
-    data = io.BytesIO((folder / "curve.png").read_bytes())
-    figure = _image(data, caption)
-  sections = [figure]
+  sections = [_image((folder / "curve.png").read_bytes(), caption)]
   if part:
     told = fragments.parameters_fragment(part.fit, unit=unit, level=level)
     sections += ["<h2>The law, from the first half</h2>", told]
@@ -222,36 +220,32 @@ def _curve_sections(folder, curve, part, whole, axis, level, name):
   return sections
 
 
-def _axes(figure, place, title, x_label, y_label):
-  axes = figure.add_subplot(*place)
+def _panel(height: float, title: str, x_label: str, y_label: str):
+  """An empty figure of the report's width, and its axes."""
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(8.0, height), layout="constrained")
+  axes = figure.add_subplot()
   axes.set_title(title, loc="left", fontsize=11)
   axes.set_xlabel(x_label)
   axes.set_ylabel(y_label)
+  axes.set_axisbelow(True)
   axes.spines[["top", "right"]].set_visible(False)
   axes.grid(alpha=0.25, lw=0.6, axis="y")
-  return axes
+  return figure, axes
 
 
-def _figure(width: float, height: float):
-  from matplotlib.figure import Figure
-
-  return Figure(figsize=(width, height), layout="constrained")
-
-
-def _points_figure(x, y, unit, title):
-  figure = _figure(8.0, 4.6)
-  axes = _axes(figure, (1, 1, 1), title, f"compute ({unit})", "pass rate")
-  axes.plot(x, y, "o-", ms=5, lw=1, color=_BLUE, mec="white", mew=0.6)
-  return figure
+def _png(figure) -> bytes:
+  buffer = io.BytesIO()
+  figure.savefig(buffer, dpi=150, format="png")
+  return buffer.getvalue()
 
 
-def _image(buffer: io.BytesIO, caption: str) -> str:
-  data = base64.b64encode(buffer.getvalue()).decode("ascii")
+def _image(png: bytes, caption: str) -> str:
+  source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
   text = html.escape(caption)
-  return (
-    f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
-    f"<figcaption>{text}</figcaption></figure>"
-  )
+  image = f'<img alt="{text}" src="{source}">'
+  return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -303,8 +297,8 @@ def _tasks(curves) -> str:
     )
     for task, c in curves.items()
   ]
-  head = ("set", "start", "end", "prompts x samples")
-  return "<h2>Held-out sets</h2>" + _table(head, rows)
+  table = _table(("set", "start", "end", "prompts x samples"), rows)
+  return f"<h2>Held-out sets</h2>{table}"
 
 
 def _series(metrics, name) -> tuple[np.ndarray, np.ndarray]:
@@ -325,18 +319,14 @@ _RATES = (
   ("time/learner_idle_share", "learner idle", "{:.0%}".format),
   ("time/sampler_idle_share", "sampler idle", "{:.0%}".format),
   ("sampler_occupancy", "sampler slots occupied", "{:.0%}".format),
-  (
-    "useful_token_fraction",
-    "tokens trained on that were kept",
-    "{:.0%}".format,
-  ),
+  ("useful_token_fraction", "tokens kept by the filter", "{:.0%}".format),
 )
 _ENDS = (
   ("generated_tokens", "tokens generated", quantity),
   ("trained_tokens", "tokens trained on", quantity),
   ("flops_full", "FLOPs of all work asked for", quantity),
   ("flops_spent", "FLOPs really computed", quantity),
-  ("time/device_seconds", "device-seconds", clock),
+  ("time/device_seconds", "device-seconds", "{:.1f}".format),
   ("time/wall_seconds", "time", clock),
 )
 
@@ -353,18 +343,16 @@ def _throughput(metrics) -> str:
       rows.append((what, write(float(values[-1])), "whole run"))
   if not rows:
     return ""
-  steps, speed = _series(metrics, "time/sampler_tokens_per_second")
+  steps, speed = _series(metrics, _RATES[0][0])
   figure = ""
   if len(steps) > 1:
-    drawn = _figure(8.0, 2.6)
-    axes = _axes(drawn, (1, 1, 1), "Generation", "step", "tokens a second")
+    drawn, axes = _panel(2.6, "Generation", "step", "tokens a second")
     axes.plot(steps, speed, lw=1.2, color=_BLUE)
     axes.set_ylim(bottom=0)
-    buffer = io.BytesIO()
-    drawn.savefig(buffer, dpi=130, format="png")
-    figure = _image(buffer, "Tokens generated a second, step by step.")
-  head = ("", "value", "over")
-  return f"<h2>Throughput</h2>{_table(head, rows)}{figure}"
+    axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
+    figure = _image(_png(drawn), "Tokens generated a second, step by step.")
+  table = _table(("", "value", "over"), rows)
+  return f"<h2>Throughput</h2>{table}{figure}"
 
 
 def _staleness(metrics) -> str:
@@ -374,19 +362,16 @@ def _staleness(metrics) -> str:
   count = np.zeros(max(map(len, lists)), int)
   for values in lists:
     count[: len(values)] += np.array(values, int)
-  drawn = _figure(8.0, 2.6)
-  label = "learner steps between drawing (oldest token) and use"
-  axes = _axes(drawn, (1, 1, 1), "Staleness", label, "groups")
+  label = "learner steps between a group's oldest token and its use"
+  drawn, axes = _panel(2.6, "Staleness", label, "groups")
   axes.bar(np.arange(len(count)), count, color=_BLUE, width=0.7)
   axes.set_xticks(np.arange(len(count), step=max(1, len(count) // 16)))
-  buffer = io.BytesIO()
-  drawn.savefig(buffer, dpi=130, format="png")
   mean = (count * np.arange(len(count))).sum() / max(count.sum(), 1)
   caption = (
     f"{count.sum()} groups of {len(lists)} batches; mean {mean:.2f}, most"
     f" {np.flatnonzero(count).max(initial=0)}, allowed {len(count) - 1}."
   )
-  return f"<h2>Staleness</h2>{_image(buffer, caption)}"
+  return f"<h2>Staleness</h2>{_image(_png(drawn), caption)}"
 
 
 def _samples(path: pathlib.Path) -> str:

@@ -21,8 +21,8 @@ from scipy import special
 # `Initial`. Noise is in pass rate; when the number of samples is known it is
 # relative to their binomial noise, which is an upper bound on a fixed set of
 # prompts. Forecasts of real curves hardly depend on misfit and its length (in
-# ln C): halving or doubling either moved errors of half-run forecasts by 0.001
-# and coverage by one curve in nine.
+# ln C): halving or doubling either moved the mean error of half-run forecasts
+# of nine laptop curves by at most 0.002, and their coverage by one curve.
 LOG_EXPONENT = (float(np.log(1.7)), 0.5)
 LOG_MIDPOINT = (0.0, 1.5)
 LOG_NOISE = (float(np.log(0.008)), 0.8)

@@ -92,3 +92,12 @@ def test_parts_that_are_too_short_are_none():
   assert forecast.first_part(compute, compute / 10) is None
   with pytest.raises(ValueError, match="share must be"):
     forecast.first_part(compute, compute / 10, 1.0)
+
+
+def test_forecast_is_of_the_mean_of_three_evaluations():
+  curve = _laptop("n_cispo_s0")
+  fitted = fit.fit_curve(curve.compute, curve.pass_rate)
+  found = forecast.forecast_from(fitted, 5e12, 0.8)
+  expected = fitted.predict(5e12, 0.8, evaluations=3)
+  assert (found.mean, found.low, found.high) == tuple(map(float, expected))
+  assert found.compute == 5e12

@@ -1,0 +1,182 @@
+"""The transformer's arithmetic against float64 loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalerl_jax.models import layers
+from tests.helpers import equations
+from tests.reference import transformer as reference
+
+B, T, H, K, DH = 2, 5, 6, 3, 4
+
+
+def _normal(*shape, seed=0):
+  return np.float32(np.random.default_rng(seed).standard_normal(shape))
+
+
+def test_rms_norm_equals_the_scalar_loop():
+  x, scale = 3.0 * _normal(3, 5, 7), _normal(7, seed=1)
+  actual = layers.rms_norm(jnp.asarray(x), jnp.asarray(scale), 0.1)
+  expected = [
+    [reference.rms_norm(row, scale, 0.1) for row in rows]
+    for rows in x.astype(np.float64)
+  ]
+  np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rms_norm_of_bfloat16_sums_in_float32():
+  # 2.0 and 512 terms of 1/16: a sum of squares in bfloat16 would stay at 4.
+  x = np.full((513,), 0.0625, np.float32)
+  x[0] = 2.0
+  actual = layers.rms_norm(jnp.asarray(x, jnp.bfloat16), jnp.ones(513), 1e-6)
+  assert actual.dtype == jnp.bfloat16
+  expected = reference.rms_norm(x.astype(np.float64), np.ones(513), 1e-6)
+  np.testing.assert_allclose(actual.astype(jnp.float32), expected, rtol=4e-3)
+
+
+def test_rotation_equals_the_scalar_loop():
+  x = _normal(B, T, H, DH)
+  positions = np.array([[0, 1, 2, 3, 4], [7, 0, 31, 2, 15]], np.int32)
+  angles = layers.rope_angles(jnp.asarray(positions), DH, 100.0)
+  actual = layers.rotate(jnp.asarray(x), *angles)
+  expected = [
+    [[reference.rotate(head, p, 100.0) for head in heads] for heads, p in row]
+    for row in [zip(x[b], positions[b], strict=True) for b in range(B)]
+  ]
+  np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_rotated_vectors_know_only_distances():
+  query, key = _normal(1, DH), _normal(1, DH, seed=1)
+
+  def product(at, other):
+    turned = [
+      layers.rotate(
+        jnp.asarray(x), *layers.rope_angles(jnp.asarray(p), DH, 100.0)
+      )
+      for x, p in ((query, at), (key, other))
+    ]
+    return float((turned[0] * turned[1]).sum())
+
+  assert product(9, 4) == pytest.approx(product(25, 20), abs=1e-5)
+  assert product(9, 4) != pytest.approx(product(9, 5), abs=1e-2)
+
+
+def test_matmul_flattens_the_outputs_of_a_weight():
+  x, weight = _normal(3, 5, 7), _normal(7, 2, 4, seed=1)
+  actual = layers.matmul(jnp.asarray(x), jnp.asarray(weight))
+  expected = np.tensordot(
+    x.astype(np.float64), weight.astype(np.float64), axes=1
+  ).reshape(3, 5, 8)
+  np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_matmul_of_bfloat16_sums_in_float32():
+  # In bfloat16 a sum of ones stops at 256.
+  ones = jnp.ones((2, 1000), jnp.bfloat16)
+  out = layers.matmul(ones, jnp.ones((1000, 3), jnp.float32))
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(out.astype(jnp.float32), np.full((2, 3), 1000))
+
+
+def test_swiglu_equals_the_scalar_loop():
+  x = _normal(3, 5, 7)
+  gate, up, down = _normal(7, 4, seed=1), _normal(7, 4, seed=2), _normal(4, 7)
+  actual = layers.swiglu(*map(jnp.asarray, (x, gate, up, down)))
+  expected = [
+    [reference.swiglu(row, *np.float64((gate, up)), down) for row in rows]
+    for rows in x.astype(np.float64)
+  ]
+  np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+SEGMENTS = np.array([[1, 1, 2, 2, 2], [0, 3, 3, 0, 3], [1, 0, 0, 1, 2]])
+
+
+def test_a_query_sees_its_own_segment_up_to_itself_and_no_padding():
+  mask = layers.attention_mask(jnp.asarray(SEGMENTS, jnp.int32))
+  for b, row in enumerate(SEGMENTS):
+    for t, mine in enumerate(row):
+      for u, other in enumerate(row):
+        sees = u <= t and mine == other and other != 0
+        assert bool(mask[b, t, u]) == sees
+
+
+def test_positions_start_again_in_each_segment():
+  positions = layers.segment_positions(
+    jnp.array([[1, 1, 2, 2, 2], [0, 0, 3, 3, 3], [1, 1, 1, 0, 0]])
+  )
+  np.testing.assert_array_equal(
+    positions, [[0, 1, 0, 1, 2], [0, 1, 0, 1, 2], [0, 1, 2, 0, 1]]
+  )
+
+
+@pytest.mark.parametrize("kv_heads", [1, K, H])
+def test_attention_equals_the_scalar_loop(kv_heads):
+  query = _normal(B, T, H, DH)
+  key, value = (_normal(B, T, kv_heads, DH, seed=s) for s in (1, 2))
+  mask = np.tril(np.random.default_rng(3).random((B, T, T)) < 0.6)
+  mask |= np.eye(T, dtype=bool)
+  actual = layers.attend(*map(jnp.asarray, (query, key, value, mask)))
+  wide = key.astype(np.float64), value.astype(np.float64)
+  for b in range(B):
+    for t in range(T):
+      seen = np.flatnonzero(mask[b, t])
+      for h in range(H):
+        kv = h // (H // kv_heads)
+        expected = reference.attend(
+          query[b, t, h].astype(np.float64),
+          *[part[b, seen, kv] for part in wide],
+        )
+        np.testing.assert_allclose(
+          actual[b, t, h], expected, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_query_that_sees_nothing_gives_numbers():
+  x = jnp.asarray(_normal(B, T, K, DH))
+  none = jnp.zeros((B, T, T), bool)
+  value, gradient = jax.value_and_grad(
+    lambda x: layers.attend(x, x, x, none).sum()
+  )(x)
+  assert np.isfinite(value)
+  assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_head_is_computed_in_float32(dtype):
+  # What the head is given may be rounded; what it makes of it may not.
+  hidden = jnp.asarray(_normal(2, 3, 64), dtype)
+  table = jnp.asarray(_normal(11, 64, seed=1))
+  logits = layers.float32_head(hidden, table)
+  assert logits.dtype == jnp.float32
+  exact = np.asarray(hidden, np.float64) @ np.asarray(table, np.float64).T
+  np.testing.assert_allclose(logits, exact, rtol=1e-5, atol=1e-5)
+  # The bound above tells a rounded operand from a whole one.
+  rounded = np.asarray(table.astype(jnp.bfloat16), np.float64)
+  coarse = np.asarray(hidden, np.float64) @ rounded.T
+  assert np.abs(coarse - exact).max() > 1e-3
+
+
+def test_products_are_asked_for_in_full_precision():
+  # An accelerator's default rounds float32 operands; a CPU cannot show it.
+  x = jnp.ones((B, T, K, DH))
+  weight = jnp.ones((DH, DH))
+  traced = [
+    jax.make_jaxpr(layers.float32_head)(x[..., 0, :], weight),
+    jax.make_jaxpr(layers.matmul)(x, weight),
+    jax.make_jaxpr(layers.attend)(x, x, x, jnp.ones((B, T, T), bool)),
+  ]
+  products = [
+    equation
+    for jaxpr in traced
+    for equation in equations(jaxpr.jaxpr)
+    if equation.primitive.name == "dot_general"
+  ]
+  assert len(products) == 4
+  highest = jax.lax.Precision.HIGHEST
+  for product in products:
+    assert product.params["precision"] == (highest, highest)
+    assert product.params["preferred_element_type"] == jnp.float32
