@@ -4,6 +4,7 @@ A policy draws its weights with one compiled random generator a parameter, ten
 seconds on a CPU core; with numpy's numbers there is nothing to compile.
 """
 
+import contextlib
 import functools
 from unittest import mock
 
@@ -26,16 +27,24 @@ SHAPE = ModelConfig(
 )
 
 
-@functools.lru_cache(maxsize=32)
-def small_policy(config=SHAPE, *, vocab_size=V, seed=0, mesh=None):
-  """A policy in which every weight matters, the norms' scales too."""
+@contextlib.contextmanager
+def numpy_normal(seed):
+  """Normal numbers from numpy; gives the list of keys that were asked."""
   rng = np.random.default_rng(seed)
+  keys = []
 
   def normal(key, shape, dtype):
-    del key
+    keys.append(key)
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
   with mock.patch.object(jax.random, "normal", normal):
+    yield keys
+
+
+@functools.lru_cache(maxsize=32)
+def small_policy(config=SHAPE, *, vocab_size=V, seed=0, mesh=None):
+  """A policy in which every weight matters, the norms' scales too."""
+  with numpy_normal(seed):
     policy = Policy(config, vocab_size=vocab_size, rngs=nnx.Rngs(0), mesh=mesh)
   graph, params = nnx.split(policy)
   return nnx.merge(graph, moved(params, 0.2, seed=seed + 1))

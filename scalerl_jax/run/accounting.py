@@ -6,21 +6,12 @@ nothing of a large one).
 """
 
 import math
-from typing import Protocol
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
+from scalerl_jax.pipeline.loop import Totals
 
 # Forward once; backward twice: gradients of the inputs and of the weights.
 TRAINING_PASSES = 3
-
-
-class Counters(Protocol):
-  """The counters of `pipeline.loop.Totals` that FLOPs follow from."""
-
-  decode_steps: int
-  prompt_tokens: int
-  trained_tokens: int
-  micro_batches: int
 
 
 def forward_flops(
@@ -198,7 +189,7 @@ class Compute:
       row_tokens=self._row_tokens,
     )
 
-  def spent_on_generation(self, totals: Counters) -> float:
+  def spent_on_generation(self, totals: Totals) -> float:
     """FLOPs that the generator mesh computed.
 
     A lower bound: prefill is counted without its padding, which the counters
@@ -217,7 +208,7 @@ class Compute:
       context=self._row_tokens,
     )
 
-  def spent_on_training(self, totals: Counters) -> float:
+  def spent_on_training(self, totals: Totals) -> float:
     """FLOPs that the trainer mesh computed."""
     return training_flops(
       self._model,
@@ -226,7 +217,7 @@ class Compute:
       row_tokens=self._row_tokens,
     )
 
-  def spent(self, totals: Counters) -> float:
+  def spent(self, totals: Totals) -> float:
     """FLOPs that the devices computed, generation and training together."""
     return self.spent_on_generation(totals) + self.spent_on_training(totals)
 

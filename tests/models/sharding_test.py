@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 from scalerl_jax.models import sharding
 
@@ -114,14 +114,3 @@ def test_a_mesh_that_divides_the_heads_is_accepted():
   sharding.check_heads(8, 4, 4)
   sharding.check_heads(6, 3, 3)
   sharding.check_heads(5, 1, 1)
-
-
-def test_shardings_of_a_tree_are_those_of_its_arrays():
-  mesh = _mesh()
-  tree = {
-    "cut": jax.device_put(np.ones(4), sharding.batch_sharding(mesh, 4)),
-    "whole": [jax.device_put(np.ones(3), sharding.replicated(mesh))],
-  }
-  found = sharding.shardings_of(tree)
-  assert found["cut"].spec == PartitionSpec(("data", "fsdp"))
-  assert found["whole"][0].is_fully_replicated

@@ -112,14 +112,12 @@ def decode_logps(versions, shape, prompt, completion, token_versions):
   read the token before it; keys and values read earlier are kept.
   """
   sequence = Sequence(shape)
-  first = versions[token_versions[0]]
-  for token in prompt:
-    hidden = sequence.read(first, token)
   logps = []
+  read, unread = list(prompt), list(completion)
   for token, version in zip(completion, token_versions, strict=True):
     weights = versions[version]
-    if logps:
-      hidden = sequence.read(weights, last)
+    for known in read:
+      hidden = sequence.read(weights, known)
     logps.append(log_softmax(logits(weights, hidden))[token])
-    last = token
+    read = [unread.pop(0)]
   return np.asarray(logps)

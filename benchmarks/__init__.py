@@ -1,0 +1,1 @@
+"""Measured speed, as ratios within one run; never part of the tests."""
