@@ -77,3 +77,19 @@ def equations(jaxpr):
         inner = getattr(inner, "jaxpr", inner)
         if hasattr(inner, "eqns"):
           yield from equations(inner)
+
+
+@contextlib.contextmanager
+def compilations():
+  """The seconds of each XLA compilation inside."""
+  seconds = []
+
+  def listen(event, duration, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+      seconds.append(duration)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield seconds
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache, layers
-from scalerl_jax.models.kv_cache import KVCache
+from scalerl_jax.models.kv_cache import KVCache, OpenCache
 from scalerl_jax.models.sharding import (
   check_heads,
   constrain,
@@ -194,12 +194,23 @@ class Policy(nnx.Module):
       cache: holds what came before; the token's own key and value are written
         into the cursor's column.
     """
+    opened = kv_cache.open_cache(cache, unrolled=self.unrolled)
+    hidden, opened = self.decode_opened(tokens, positions, opened)
+    return hidden, kv_cache.close_cache(cache, opened)
+
+  def decode_opened(
+    self,
+    tokens: Int[Array, " S"],
+    positions: Int[Array, " S"],
+    cache: OpenCache,
+  ) -> tuple[Float[Array, "S D"], OpenCache]:
+    """`decode` on a cache that a loop has opened once for many steps."""
     config = self.config
     x = self._embed(tokens)
     cos, sin = layers.rope_angles(
       positions, config.head_width, config.rope_theta
     )
-    masks = kv_cache.visible(cache)
+    mask = kv_cache.visible(cache)
 
     def block(carry: tuple, scanned: tuple) -> tuple:
       x, cache = carry
@@ -207,16 +218,19 @@ class Policy(nnx.Module):
 
       def attend(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
         written = kv_cache.write(cache, layer, key, value)
-        return kv_cache.attend_cached(query, written, layer, masks), written
+        return kv_cache.attend_cached(query, written, layer, mask), written
 
       return self._block(x, weights, cos, sin, attend), None
 
-    (x, cache), _ = jax.lax.scan(
-      block,
-      (x, cache),
-      (jnp.arange(config.num_layers, dtype=jnp.int32), self._stack()),
-      unroll=self._unroll,
-    )
+    carry = (x, cache)
+    if self.unrolled:
+      for layer in range(config.num_layers):
+        weights = {name: stack[layer] for name, stack in self._stack().items()}
+        carry, _ = block(carry, (layer, weights))
+    else:
+      index = jnp.arange(config.num_layers, dtype=jnp.int32)
+      carry, _ = jax.lax.scan(block, carry, (index, self._stack()))
+    x, cache = carry
     return self._final(x), kv_cache.advance(cache)
 
   def empty_cache(
@@ -240,7 +254,8 @@ class Policy(nnx.Module):
     )
 
   @property
-  def _unroll(self) -> int | bool:
+  def unrolled(self) -> bool:
+    """Whether layers are few enough to be unrolled instead of scanned."""
     return self.config.num_layers <= UNROLL_LAYERS
 
   def _stack(self) -> dict[str, Array]:
@@ -307,5 +322,5 @@ class Policy(nnx.Module):
       x, kv = self._block(x, weights, cos, sin, attend)
       return constrain(x, ("batch", None, None)), kv
 
-    x, kv = jax.lax.scan(block, x, self._stack(), unroll=self._unroll)
+    x, kv = jax.lax.scan(block, x, self._stack(), unroll=self.unrolled)
     return self._final(x), kv

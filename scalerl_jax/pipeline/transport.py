@@ -5,7 +5,7 @@ when fetched. Rollouts go sampler -> learner as scored groups, oldest first.
 """
 
 import collections
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from flax import nnx
 from scalerl_jax.pipeline.store import Scored
 
 
+@runtime_checkable
 class Transport(Protocol):
   """What the loop needs of a transport, whatever carries it."""
 

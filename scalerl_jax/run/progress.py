@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -29,7 +29,7 @@ class Progress:
     total: steps until the end.
     label: what is going on.
     plain: whether to print plain lines; None to look at the stream.
-    stream: where to; standard output by default.
+    stream: text file or terminal to write to; standard output by default.
   """
 
   def __init__(
@@ -38,7 +38,7 @@ class Progress:
     label: str,
     *,
     plain: bool | None = None,
-    stream: TextIO | None = None,
+    stream: Any = None,
   ):
     self.total, self.label = total, label
     self._stream = sys.stdout if stream is None else stream

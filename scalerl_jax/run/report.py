@@ -139,7 +139,7 @@ def write_report(
 
 def _fits(curve, axis, level):
   """The forecast of the end from the first half, and a fit of all points."""
-  x, y = curve[axis], curve["pass_rate"]
+  x, y = np.asarray(curve[axis], np.float64), curve["pass_rate"]
   trials = curve["prompts"] * curve["samples_per_prompt"]
   part = forecast_lib.first_part(x, y, level=level, trials=trials)
   enough = points.enough(x)

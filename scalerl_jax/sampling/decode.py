@@ -78,13 +78,8 @@ def decode_chunk(
     The new state, and (decode steps run, tokens drawn) of the chunk.
   """
   policy: Policy = nnx.merge(settings.policy, params)
-  spread = kv_cache.spread_prompts(state.cache)
-  prompt_parts = {
-    "prompt_k": spread.prompt_k,
-    "prompt_v": spread.prompt_v,
-    "prompt_length": spread.prompt_length,
-    "group": spread.group,
-  }
+  held = state.cache
+  opened = kv_cache.open_cache(held, unrolled=policy.unrolled)
 
   def more(carry: tuple) -> Array:
     step, _, state = carry
@@ -92,10 +87,10 @@ def decode_chunk(
 
   def step(carry: tuple) -> tuple:
     steps, drawn, state = carry
-    cache = dataclasses.replace(state.cache, **prompt_parts)
+    cache = state.cache
     column = cache.cursor
     position = cache.prompt_length + state.length - 1
-    hidden, cache = policy.decode(state.last, position, cache)
+    hidden, cache = policy.decode_opened(state.last, position, cache)
     uniforms = distribution.token_uniforms(state.keys, state.length)
     token, logp = distribution.draw(warped(policy, hidden, settings), uniforms)
     active = state.active
@@ -104,13 +99,7 @@ def decode_chunk(
     finish = jnp.where(active, finish, state.finish)
     state = dataclasses.replace(
       state,
-      cache=dataclasses.replace(
-        state.cache,
-        k=cache.k,
-        v=cache.v,
-        length=cache.length,
-        cursor=cache.cursor,
-      ),
+      cache=cache,
       last=jnp.where(active, token, state.last),
       length=length,
       finish=finish,
@@ -124,7 +113,11 @@ def decode_chunk(
     return steps + 1, drawn + active.sum(dtype=jnp.int32), state
 
   zero = jnp.zeros((), jnp.int32)
+  state = dataclasses.replace(state, cache=opened)
   steps, drawn, state = jax.lax.while_loop(more, step, (zero, zero, state))
+  state = dataclasses.replace(
+    state, cache=kv_cache.close_cache(held, state.cache)
+  )
   return state, jnp.stack([steps, drawn])
 
 

@@ -59,41 +59,81 @@ def test_an_empty_cache_holds_nobodys_columns():
   assert cache.k.dtype == cache.prompt_v.dtype == jnp.bfloat16
 
 
+LAYOUTS = pytest.mark.parametrize(
+  "unrolled", [True, False], ids=["unrolled", "scanned"]
+)
+
+
+def _open(cursor=0, *, unrolled=True):
+  return kv_cache.open_cache(_cache(cursor), unrolled=unrolled)
+
+
+@LAYOUTS
+def test_an_open_cache_holds_each_slots_prompt_beside_its_completion(unrolled):
+  cache, opened = _cache(5), _open(5, unrolled=unrolled)
+  assert isinstance(opened.k, tuple) == unrolled
+  assert opened.prompt_tokens == TP
+  assert opened.completion_tokens == TC
+  for layer in range(L):
+    for s, group in enumerate(GROUP):
+      k, v = opened.k[layer][s], opened.v[layer][s]
+      np.testing.assert_array_equal(k[..., :TP], cache.prompt_k[layer, group])
+      np.testing.assert_array_equal(v[:, :TP], cache.prompt_v[layer, group])
+      np.testing.assert_array_equal(k[..., TP:], cache.k[layer, s])
+      np.testing.assert_array_equal(v[:, TP:], cache.v[layer, s])
+      assert opened.prompt_length[s] == PROMPT_LENGTHS[group]
+
+
+@LAYOUTS
+def test_closing_gives_back_the_completions_and_keeps_the_prompts(unrolled):
+  cache = _cache(5)
+  opened = kv_cache.advance(_open(5, unrolled=unrolled))
+  opened = jax.tree.map(lambda x: x + 1, opened)
+  closed = kv_cache.close_cache(cache, opened)
+  expected = dataclasses.replace(
+    cache,
+    k=cache.k + 1,
+    v=cache.v + 1,
+    length=jnp.minimum(cache.length + 1, TC) + 1,
+    cursor=jnp.int32(7),
+  )
+  jax.tree.map(np.testing.assert_array_equal, closed, expected)
+
+
 @pytest.mark.parametrize("cursor", range(TC))
 def test_a_slot_sees_its_prompt_and_its_own_columns_of_the_ring(cursor):
-  prompt, completion = kv_cache.visible(_cache(cursor))
+  mask = kv_cache.visible(_open(cursor))
   for s in range(S):
     seen = np.arange(TP) < PROMPT_LENGTHS[GROUP[s]]
-    np.testing.assert_array_equal(prompt[s] == 0.0, seen)
+    np.testing.assert_array_equal(mask[s, :TP] == 0.0, seen)
     seen = np.isin(np.arange(TC), _own(cursor, LENGTHS[s]))
-    np.testing.assert_array_equal(completion[s] == 0.0, seen)
-  for mask in (prompt, completion):
-    assert mask.dtype == jnp.float32
-    assert set(np.unique(mask)) == {np.float32(-1e30), np.float32(0.0)}
+    np.testing.assert_array_equal(mask[s, TP:] == 0.0, seen)
+  assert mask.dtype == jnp.float32
+  assert set(np.unique(mask)) == {np.float32(-1e30), np.float32(0.0)}
 
 
+@LAYOUTS
 @pytest.mark.parametrize(("layer", "cursor"), [(0, 0), (1, 5), (1, TC - 1)])
-def test_a_write_touches_one_column_of_one_layer(layer, cursor):
-  cache = _cache(cursor)
+def test_a_write_touches_one_column_of_one_layer(layer, cursor, unrolled):
+  cache = _open(cursor, unrolled=unrolled)
   key = jnp.full((S, K, DH), 7.0)
-  written = kv_cache.write(cache, jnp.int32(layer), key, 2.0 * key)
-  k, v = np.array(cache.k), np.array(cache.v)
-  k[layer, ..., cursor] = 7.0
-  v[layer, :, :, cursor, :] = 14.0
-  np.testing.assert_array_equal(written.k, k)
-  np.testing.assert_array_equal(written.v, v)
+  written = kv_cache.write(cache, layer, key, 2.0 * key)
+  k, v = (np.stack([np.array(x) for x in part]) for part in (cache.k, cache.v))
+  k[layer, ..., TP + cursor] = 7.0
+  v[layer, :, :, TP + cursor, :] = 14.0
+  for actual, expected in ((written.k, k), (written.v, v)):
+    np.testing.assert_array_equal(np.stack(actual), expected)
 
 
 def test_a_ring_wraps_and_a_slot_owns_no_more_than_it():
-  cache = kv_cache.advance(_cache(TC - 1))
+  cache = kv_cache.advance(_open(TC - 1))
   assert int(cache.cursor) == 0
   np.testing.assert_array_equal(cache.length, [1, 4, 8, 6, 2])
 
 
 @jax.jit
 def _attend(cache, query):
-  masks = kv_cache.visible(cache)
-  return kv_cache.attend_cached(query, cache, jnp.int32(1), masks)
+  return kv_cache.attend_cached(query, cache, 1, kv_cache.visible(cache))
 
 
 def _query():
@@ -101,56 +141,37 @@ def _query():
   return jnp.asarray(rng.standard_normal((S, H, DH)), jnp.float32)
 
 
+@LAYOUTS
 @pytest.mark.parametrize("cursor", [0, 4, TC - 1])
-def test_cached_attention_equals_the_scalar_loop(cursor):
+def test_cached_attention_equals_the_scalar_loop(cursor, unrolled):
   cache, query = _cache(cursor), _query()
-  actual = _attend(cache, query)
-  for s in range(S):
-    columns, own = PROMPT_LENGTHS[GROUP[s]], _own(cursor, LENGTHS[s])
+  actual = _attend(_open(cursor, unrolled=unrolled), query)
+  prompt_k, prompt_v, k, v = (
+    np.asarray(part[1], np.float64)
+    for part in (cache.prompt_k, cache.prompt_v, cache.k, cache.v)
+  )
+  for s, group in enumerate(GROUP):
+    columns, own = PROMPT_LENGTHS[group], _own(cursor, LENGTHS[s])
     for h in range(H):
       kv = h // (H // K)
-      keys = [
-        *np.asarray(cache.prompt_k, np.float64)[1, GROUP[s], kv].T[:columns],
-        *np.asarray(cache.k, np.float64)[1, s, kv].T[own],
-      ]
-      values = [
-        *np.asarray(cache.prompt_v, np.float64)[1, GROUP[s], kv, :columns],
-        *np.asarray(cache.v, np.float64)[1, s, kv][own],
-      ]
+      keys = [*prompt_k[group, kv].T[:columns], *k[s, kv].T[own]]
+      values = [*prompt_v[group, kv, :columns], *v[s, kv][own]]
       expected = reference.attend(
         np.asarray(query, np.float64)[s, h], keys, values
       )
       np.testing.assert_allclose(actual[s, h], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_prompt_of_ones_own_equals_a_shared_one():
-  cache, query = _cache(3), _query()
-  spread = kv_cache.spread_prompts(cache)
-  assert spread.prompt_k.shape == (L, S, K, DH, TP)
-  np.testing.assert_array_equal(spread.group, np.arange(S))
-  np.testing.assert_allclose(
-    _attend(spread, query), _attend(cache, query), rtol=1e-6, atol=1e-6
-  )
-
-
 def test_what_belongs_to_nobody_is_never_read():
   cursor = 3
-  cache, query = _cache(cursor), _query()
+  cache, query = _open(cursor, unrolled=False), _query()
   before = _attend(cache, query)
   k, v = np.array(cache.k), np.array(cache.v)
-  prompt_k, prompt_v = np.array(cache.prompt_k), np.array(cache.prompt_v)
-  for s in range(S):
-    others = np.setdiff1d(np.arange(TC), _own(cursor, LENGTHS[s]))
+  for s, group in enumerate(GROUP):
+    own = [TP + column for column in _own(cursor, LENGTHS[s])]
+    seen = [*range(PROMPT_LENGTHS[group]), *own]
+    others = np.setdiff1d(np.arange(TP + TC), seen)
     k[:, s, :, :, others] = 1e6
     v[:, s, :, others, :] = -1e6
-  for p in range(P):
-    prompt_k[:, p, :, :, PROMPT_LENGTHS[p] :] = -1e6
-    prompt_v[:, p, :, PROMPT_LENGTHS[p] :, :] = 1e6
-  dirty = dataclasses.replace(
-    cache,
-    k=jnp.asarray(k),
-    v=jnp.asarray(v),
-    prompt_k=jnp.asarray(prompt_k),
-    prompt_v=jnp.asarray(prompt_v),
-  )
+  dirty = dataclasses.replace(cache, k=jnp.asarray(k), v=jnp.asarray(v))
   np.testing.assert_array_equal(_attend(dirty, query), before)

@@ -114,3 +114,27 @@ def test_a_mesh_that_divides_the_heads_is_accepted():
   sharding.check_heads(8, 4, 4)
   sharding.check_heads(6, 3, 3)
   sharding.check_heads(5, 1, 1)
+
+
+def test_the_same_arrays_keep_their_cuts_on_another_mesh_where_it_divides():
+  logical = ("vocab", "embed")
+  tree = {
+    "even": jax.device_put(
+      np.ones((6, 12)), sharding.named_sharding(logical, (6, 12), _mesh())
+    ),
+    "odd": jax.device_put(
+      np.ones((4, 6)), sharding.named_sharding(logical, (4, 6), _mesh())
+    ),
+    "scalar": jax.device_put(np.float32(1.0), sharding.replicated(_mesh())),
+    "alone": jnp.ones((4, 2)),
+  }
+  other = sharding.make_mesh(jax.devices()[:6], fsdp=1, tensor=3)
+  placed = jax.device_put(tree, sharding.shardings_on(other, tree))
+  assert {name: _piece(array) for name, array in placed.items()} == {
+    "even": (2, 12),  # fsdp is 1 there
+    "odd": (4, 6),
+    "scalar": (),
+    "alone": (4, 2),
+  }
+  for array in placed.values():
+    assert len(array.addressable_shards) == 6
