@@ -22,7 +22,12 @@ from scalerl_jax.pipeline.schedule import StalenessLedger
 from scalerl_jax.pipeline.stopwatch import Stopwatch
 from scalerl_jax.pipeline.store import RolloutStore, Scored
 from scalerl_jax.pipeline.transport import Transport
-from scalerl_jax.sampling.sampler import Group, Sampler, empty_rollout
+from scalerl_jax.sampling.sampler import (
+  Finished,
+  Group,
+  Sampler,
+  empty_rollout,
+)
 from scalerl_jax.types import FinishReason
 
 POLL_SECONDS = 5e-4
@@ -109,6 +114,7 @@ class Pipeline:
     self._on_step: Callable[[StepEvent], None] = lambda event: None
     self._pauses_at: Callable[[int], bool] = lambda step: True
     self._chunk_in_air = False
+    self._ended: Finished | None = None
     self._resumed_at = 0.0
     self._published = False
 
@@ -178,7 +184,7 @@ class Pipeline:
     ended = self.sampler.finished()
     if ended is not None:
       self.totals.generated_tokens += int(ended.length.sum())
-      self.store.write(ended)
+      self._ended = ended
 
   def _advance_sampler(self) -> None:
     """Admits what may start, prefills it, and dispatches the next chunk."""
@@ -213,6 +219,7 @@ class Pipeline:
 
   def _score(self) -> None:
     """Judges groups whose completions have all ended, on 0/1 correctness."""
+    self._settle()
     indices = self.store.complete()
     if not indices:
       return
@@ -235,6 +242,13 @@ class Pipeline:
     while (scored := self.transport.get()) is not None:
       self.store.queued[scored.index] = scored
       self.ledger.finish(scored.index)
+
+  def _settle(self) -> None:
+    """Files what ended: after the next chunk was dispatched, so that the
+    sampler does not wait for it."""
+    if self._ended is not None:
+      self.store.write(self._ended)
+      self._ended = None
 
   def _start_update(self) -> None:
     """Dispatches an update if the learner is free and a batch may be used."""
@@ -310,6 +324,7 @@ class Pipeline:
     """Everything that changes, at a step boundary."""
     if self.learner.running or self._chunk_in_air:
       raise ValueError("the state is whole at a step boundary only")
+    self._settle()
     counters = {
       name: np.asarray(value)
       for name, value in dataclasses.asdict(self.totals).items()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.sampling.sampler import Finished
+from scalerl_jax.sampling.sampler import RECORDED, Finished
 from scalerl_jax.types import FinishReason, Rollout
 
 EMPTY, IN_FLIGHT, QUEUED = 0, 1, 2
@@ -41,7 +41,7 @@ class RolloutStore:
       zip(ended.groups.tolist(), ended.rows.tolist(), strict=True)
     ):
       rollout = self.in_flight[group]
-      for name in ("tokens", "behavior_logps", "versions", "length", "finish"):
+      for name in RECORDED:
         getattr(rollout, name)[row] = getattr(ended, name)[n]
 
   def complete(self) -> list[int]:

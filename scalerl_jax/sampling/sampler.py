@@ -55,6 +55,10 @@ class Finished:
   finish: np.ndarray  # int32 [N]
 
 
+# What a completion's record holds besides who it belongs to.
+RECORDED = ("tokens", "behavior_logps", "versions", "length", "finish")
+
+
 def warp_settings(config: SamplerConfig) -> dict[str, Any]:
   """The keywords of `warp_logits` that a config asks for, on both sides."""
   return {
@@ -103,8 +107,7 @@ class Sampler:
       chunk=config.chunk,
     )
     key = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
-    self._put = functools.partial(jax.device_put, device=replicated(mesh))
-    self._key = self._put(np.asarray(key))
+    self._key = np.asarray(key)
     full = config.slots // group_size
     # Twice as many prompt places as full groups: stragglers hold theirs.
     self._places = min(config.slots, 2 * full)
@@ -199,11 +202,8 @@ class Sampler:
     padded = np.zeros((size,), np.int32)
     padded[: slots.size] = slots
     with jax.set_mesh(self.mesh):
-      records = read_slots(self.state, self._put(padded))
-    # Copies: a view would keep the device's buffers alive.
-    rows = {
-      name: np.array(value)[: slots.size] for name, value in records.items()
-    }
+      records = jax.device_get(read_slots(self.state, padded))
+    rows = {name: value[: slots.size] for name, value in records.items()}
     ended = Finished(
       groups=self.occupancy.owner[slots],
       rows=self.occupancy.row[slots],
@@ -221,12 +221,10 @@ class Sampler:
     """
     if self.busy:
       raise ValueError("the sampler is busy; generate needs it empty")
-    rollouts = [
-      empty_rollout(group, self.group_size, self.config) for group in groups
-    ]
     waiting = [
       dataclasses.replace(group, index=i) for i, group in enumerate(groups)
     ]
+    records: list[Finished] = []
     while waiting or self.busy:
       enter, waiting = waiting[: self.room], waiting[self.room :]
       if enter:
@@ -234,10 +232,26 @@ class Sampler:
       self.start_chunk(params, version)
       ended = self.finished()
       if ended is not None:
-        for n, (index, row) in enumerate(
-          zip(ended.groups, ended.rows, strict=True)
-        ):
-          write_row(rollouts[index], int(row), ended, n)
+        records.append(ended)
+    return self._gather(groups, records)
+
+  def _gather(
+    self, groups: Sequence[Group], records: Sequence[Finished]
+  ) -> list[Rollout]:
+    """Rows in the order they ended, back into one rollout a group."""
+    rollouts = [
+      empty_rollout(group, self.group_size, self.config) for group in groups
+    ]
+    if not records:
+      return rollouts
+    place = np.concatenate([r.groups for r in records]) * self.group_size
+    order = np.argsort(place + np.concatenate([r.rows for r in records]))
+    for name in RECORDED:
+      rows = np.concatenate([getattr(r, name) for r in records])[order]
+      for rollout, part in zip(
+        rollouts, np.split(rows, len(groups)), strict=True
+      ):
+        setattr(rollout, name, part)
     return rollouts
 
   def compile(self, params: nnx.State) -> None:
@@ -247,7 +261,7 @@ class Sampler:
         self._insert.lower(*self._no_groups(params, size)).compile()
       self._decode.lower(params, np.int32(0), self.state).compile()
       for size in self._read_sizes:
-        read_slots(self.state, self._put(np.zeros((size,), np.int32)))
+        read_slots(self.state, np.zeros((size,), np.int32))
 
   def state_dict(self) -> dict[str, Any]:
     """Slots on the device and who holds them."""
@@ -286,7 +300,7 @@ class Sampler:
     places = np.full((size,), self._places, np.int32)
     source = np.full((self.config.slots,), -1, np.int32)
     host = (prompts, ones, ones, ones, ones, places, source)
-    return params, np.int32(0), self.state, self._key, *map(self._put, host)
+    return params, np.int32(0), self.state, self._key, *host
 
   def _insert_some(
     self,
@@ -317,7 +331,7 @@ class Sampler:
         np.int32(version),
         self.state,
         self._key,
-        *map(self._put, host),
+        *host,
       )
 
 
@@ -340,9 +354,3 @@ def empty_rollout(
     forced=np.zeros(shape, bool),
     finish=np.zeros((group_size,), np.int32),
   )
-
-
-def write_row(rollout: Rollout, row: int, ended: Finished, n: int) -> None:
-  """Completion `n` of `ended` into its row of the group's record."""
-  for name in ("tokens", "behavior_logps", "versions", "length", "finish"):
-    getattr(rollout, name)[row] = getattr(ended, name)[n]

@@ -1,0 +1,248 @@
+"""Pipelines of tiny real parts; what is compiled is made once a process.
+
+Sampler and learner keep their programs and are set back to their first state
+for each new pipeline; all else of a pipeline is new.
+"""
+
+import copy
+import dataclasses
+import functools
+import threading
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from scalerl_jax.config import (
+  LossConfig,
+  OptimizerConfig,
+  SamplerConfig,
+  SupervisedConfig,
+  TaskConfig,
+)
+from scalerl_jax.data.curriculum import PromptStream
+from scalerl_jax.data.tasks import load_task
+from scalerl_jax.learning.learner import Learner
+from scalerl_jax.learning.optimizer import make_optimizer
+from scalerl_jax.learning.train_step import TrainSettings
+from scalerl_jax.models.sharding import make_mesh, shardings_on
+from scalerl_jax.pipeline.loop import Pipeline
+from scalerl_jax.pipeline.schedule import StalenessLedger
+from scalerl_jax.pipeline.transport import InProcess
+from scalerl_jax.sampling.sampler import Sampler, warp_settings
+from tests.helpers import SHAPE, small_policy
+
+P, G, TP, TC = 2, 3, 5, 8
+# Two groups fit at once, and half of the budget is written in a chunk: at
+# most step boundaries something is half-written.
+SAMPLER = SamplerConfig(
+  slots=2 * G, chunk=2, max_prompt_tokens=TP, max_completion_tokens=TC
+)
+ONE_LAYER = dataclasses.replace(SHAPE, num_layers=1)
+SECONDS = 60.0  # after which a run counts as hung
+
+
+def even(answer, completion, *, ended):
+  """A verdict that a policy without any training gets in half of the cases."""
+  del answer, ended
+  return sum(map(ord, completion)) % 2 == 0
+
+
+@functools.cache
+def tiny_task(verifier=even):
+  """Chains of at most three operations: 7 prompts, 18 words."""
+  task = load_task(
+    TaskConfig(
+      modulus=3,
+      min_operations=1,
+      max_operations=3,
+      train_prompts=7,
+      heldout_prompts=2,
+    ),
+    SupervisedConfig(),
+    max_prompt_tokens=TP,
+  )
+  return dataclasses.replace(task, verifier=verifier)
+
+
+class Parts(NamedTuple):
+  """Both sides, what they were when they were new, and the way across."""
+
+  sampler: Sampler
+  learner: Learner
+  new: tuple  # (learner state, sampler state), on the host
+  shardings: object  # of the parameters on the generator mesh
+
+
+@functools.cache
+def parts(trainer=1):
+  """Generator on the first device, trainer on that of this number."""
+  task = tiny_task()
+  size = task.tokenizer.vocab_size
+  devices = jax.devices()
+  mesh = make_mesh([devices[trainer]])
+  graph, params = nnx.split(
+    small_policy(ONE_LAYER, vocab_size=size, mesh=mesh)
+  )
+  learner = Learner(
+    params,
+    TrainSettings(
+      policy=graph,
+      # Every step moves the weights visibly.
+      optimizer=make_optimizer(
+        OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
+      ),
+      loss=LossConfig(),
+      warp=tuple(sorted(warp_settings(SAMPLER).items())),
+      group_size=G,
+      micro_batch=G,
+      max_completion_tokens=TC,
+    ),
+    mesh,
+  )
+  shardings = shardings_on(make_mesh(devices[:1]), params)
+  sampler = _sampler(graph, shardings, params)
+  new = jax.tree.map(np.array, (learner.state, sampler.state_dict()))
+  return Parts(sampler, learner, new, shardings)
+
+
+@functools.cache
+def _samplers():
+  return {}
+
+
+def _sampler(graph, shardings, params):
+  """One sampler for all: its device is always the first."""
+  held = _samplers()
+  if not held:
+    end = tiny_task().tokenizer
+    held["only"] = Sampler(
+      graph,
+      jax.device_put(params, shardings),
+      SAMPLER,
+      group_size=G,
+      # A digit too: lengths from one token to the budget.
+      eos_ids=(*end.eos_ids, int(end.encode("0")[0])),
+      seed=11,
+      mesh=make_mesh(jax.devices()[:1]),
+    )
+  return held["only"]
+
+
+class Recorder(InProcess):
+  """The transport, remembering what crosses it."""
+
+  def __init__(self, shardings):
+    super().__init__(shardings)
+    self.calls = []  # ("publish" or "fetch", version)
+    self.published = {}  # version -> parameters on the generator
+    self.host = {}  # version -> the same, when they were published
+    self.scored = []
+
+  def publish(self, version, params):
+    super().publish(version, params)
+    self.calls.append(("publish", version))
+    self.published[version] = super().fetch()[1]
+    self.host[version] = on_host(params)
+
+  def fetch(self):
+    version, params = super().fetch()
+    self.calls.append(("fetch", version))
+    return version, params
+
+  def put(self, scored):
+    self.scored.append(copy.deepcopy(scored))
+    super().put(scored)
+
+
+def on_host(tree):
+  """Copies of all leaves as numpy arrays."""
+  return jax.tree.map(np.array, tree)
+
+
+def like(host, tree):
+  """Host arrays put where the leaves of `tree` are."""
+
+  def put(x, old):
+    old_is_on_device = isinstance(old, jax.Array)
+    return jax.device_put(x, old.sharding) if old_is_on_device else np.array(x)
+
+  return jax.tree.map(put, host, tree)
+
+
+def make_pipeline(
+  *,
+  k=2,
+  steps=5,
+  schedule="logical",
+  chunks_per_step=2,
+  task=None,
+  journal=None,
+  trainer=1,
+):
+  """A new pipeline over parts that are as new."""
+  sampler, learner, new, shardings = parts(trainer)
+  learner.load_state(like(new[0], learner.state))
+  sampler.load_state_dict(like(new[1], sampler.state_dict()))
+  task = task or tiny_task()
+  return Pipeline(
+    task=task,
+    stream=PromptStream(task.train, seed=3),
+    sampler=sampler,
+    learner=learner,
+    transport=Recorder(shardings),
+    ledger=StalenessLedger(P, k, steps * P),
+    schedule=schedule,
+    chunks_per_step=chunks_per_step,
+    journal=journal,
+  )
+
+
+def counts(totals):
+  """All counters but the one that looks at the wall."""
+  found = dataclasses.asdict(totals)
+  del found["train_seconds"]
+  return found
+
+
+class Recording:
+  """What a run said, step by step; hand it to `run` as `on_step`."""
+
+  def __init__(self):
+    self.steps, self.metrics, self.totals, self.batches = [], [], [], []
+
+  def __call__(self, event):
+    self.steps.append(event.step)
+    self.metrics.append(copy.deepcopy(event.metrics))
+    self.totals.append(counts(event.totals))
+    self.batches.append(copy.deepcopy(list(event.examples)))
+
+
+def finish(pipeline, on_step=None, **hooks):
+  """Runs to the end or to the first error, which is raised here.
+
+  In a thread of its own, so that a run that hangs is a test that fails.
+  """
+  recording = on_step or Recording()
+  errors = []
+
+  def work():
+    try:
+      pipeline.run(recording, **hooks)
+    except BaseException as error:
+      errors.append(error)
+
+  thread = threading.Thread(target=work, daemon=True)
+  thread.start()
+  thread.join(SECONDS)
+  if thread.is_alive():
+    raise AssertionError(f"the run did not end within {SECONDS} seconds")
+  if errors:
+    raise errors[0]
+  return recording
+
+
+def same(left, right):
+  """Equal, bit for bit."""
+  jax.tree.map(np.testing.assert_array_equal, left, right)

@@ -1,0 +1,104 @@
+"""The stopwatch: waits for each piece of work, carries errors, ends."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalerl_jax.pipeline.stopwatch import Stopwatch
+
+
+def _threads(name):
+  return [t for t in threading.enumerate() if t.name.startswith(f"watch-{name}")]
+
+
+class _Work:
+  """Looks like an array in the making; done when it is told so."""
+
+  def __init__(self, error=None):
+    self.done, self.error = threading.Event(), error
+
+  def block_until_ready(self):
+    assert self.done.wait(30.0)
+    if self.error is not None:
+      raise self.error
+
+
+def test_stopping_waits_for_the_work():
+  watch, work = Stopwatch("waits"), _Work()
+  watch.start(work)
+  stopped = threading.Event()
+
+  def stop():
+    watch.stop()
+    stopped.set()
+
+  thread = threading.Thread(target=stop)
+  thread.start()
+  assert not stopped.wait(0.05)
+  work.done.set()
+  thread.join(30.0)
+  assert stopped.is_set()
+  assert watch.busy_seconds >= 0.05
+  watch.close()
+
+
+def test_pieces_are_added_and_none_twice():
+  watch = Stopwatch("adds")
+  assert watch.busy_seconds == 0.0
+  watch.stop()
+  assert watch.busy_seconds == 0.0
+  spent = []
+  for _ in range(3):
+    work = _Work()
+    work.done.set()
+    watch.start(work)
+    watch.stop()
+    spent.append(watch.busy_seconds)
+    watch.stop()
+    assert watch.busy_seconds == spent[-1]
+  assert 0.0 < spent[0] < spent[1] < spent[2]
+  watch.close()
+
+
+def test_a_next_piece_ends_the_last_one():
+  watch = Stopwatch("next")
+  first, second = _Work(), _Work()
+  first.done.set()
+  watch.start(first)
+  watch.start(second)
+  assert watch.busy_seconds > 0.0
+  second.done.set()
+  watch.close()
+
+
+def test_arrays_of_a_program_are_waited_for_and_not_changed():
+  watch = Stopwatch("arrays")
+  arrays = jax.jit(lambda x: {"a": x + 1.0, "b": x * 2.0})(jnp.arange(3.0))
+  watch.start(arrays)
+  watch.stop()
+  assert arrays["a"].is_ready()
+  np.testing.assert_array_equal(arrays["b"], [0.0, 2.0, 4.0])
+  assert watch.busy_seconds > 0.0
+  watch.close()
+
+
+def test_an_error_of_the_work_is_raised_where_it_is_stopped():
+  watch, work = Stopwatch("error"), _Work(ArithmeticError("of the device"))
+  work.done.set()
+  watch.start(work)
+  with pytest.raises(ArithmeticError, match="of the device"):
+    watch.stop()
+  watch.close()
+  assert not _threads("error")
+
+
+def test_closing_ends_the_thread():
+  watch, work = Stopwatch("closes"), _Work()
+  watch.start(work)
+  assert _threads("closes")
+  work.done.set()
+  watch.close()
+  assert not _threads("closes")
