@@ -30,7 +30,7 @@ def get_config() -> Config:
   base = Config()
   return dataclasses.replace(
     base,
-    run=dataclasses.replace(base.run, steps=12),
+    run=dataclasses.replace(base.run, steps=40),
     sampler=dataclasses.replace(base.sampler, chunk=3),
     # A step that moves the weights visibly, so that a wrong switch shows.
     optimizer=dataclasses.replace(
@@ -38,7 +38,7 @@ def get_config() -> Config:
     ),
     batch=dataclasses.replace(base.batch, prompts=8, micro_batch=32),
     pipeline=dataclasses.replace(base.pipeline, chunks_per_step=1),
-    evaluation=dataclasses.replace(base.evaluation, every=12),
+    evaluation=dataclasses.replace(base.evaluation, every=40),
   )
 
 
@@ -98,7 +98,7 @@ def check(workdir: pathlib.Path) -> dict[str, float]:
 
   config = get_config()
   run = Run(config, str(workdir))
-  params, rollouts = {}, []
+  published, rollouts = {}, []
 
   class Recorder:
     """The run's transport, remembering what crosses it."""
@@ -106,9 +106,9 @@ def check(workdir: pathlib.Path) -> dict[str, float]:
     def __init__(self, inner):
       self.inner = inner
 
-    def publish(self, version, weights):
-      self.inner.publish(version, weights)
-      params[version] = jax.tree.map(jnp.copy, self.inner.fetch()[1])
+    def publish(self, version, params):
+      self.inner.publish(version, params)
+      published[version] = jax.tree.map(jnp.copy, self.inner.fetch()[1])
 
     def fetch(self):
       return self.inner.fetch()
@@ -122,7 +122,7 @@ def check(workdir: pathlib.Path) -> dict[str, float]:
 
   run.train(wrap_transport=Recorder)
   graph = run.learner.settings.policy
-  policies = [nnx.merge(graph, params[v]) for v in range(len(params))]
+  policies = [nnx.merge(graph, published[v]) for v in range(len(published))]
   warp = warp_settings(config.sampler)
   several, gap = [], 0.0
   for n, rollout in enumerate(rollouts):

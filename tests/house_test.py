@@ -462,11 +462,11 @@ def test_a_loss_is_added_in_five_edits(tmp_path):
   for name in ("scalerl_jax", "tests", "experiments", "pyproject.toml"):
     copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
     copy(ROOT / name, tmp_path / name)
-  contributing = (ROOT / "CONTRIBUTING.md").read_text()
+  workspace = (ROOT / "WORKSPACE.md").read_text()
   for name, anchor, text in ADD_A_LOSS:
     path = tmp_path / name
     listed = name if path.exists() else f"{path.parent.name}/"
-    assert f"`{listed}`" in contributing
+    assert f"`{listed}`" in workspace
     old = path.read_text() if path.exists() else ""
     if anchor is not None:
       assert old.count(anchor) == 1

@@ -45,7 +45,8 @@ class Learner:
       donate_argnums=0,
       out_shardings=(shardings, replicated(mesh)),
     )
-    self._metrics: dict[str, jax.Array] | None = None
+    # Any: `is_ready` is not in the type of a jax.Array.
+    self._metrics: dict[str, Any] | None = None
 
   def _on_mesh(self, x: jax.Array) -> jax.Array:
     """Scalars of the optimiser onto the whole mesh."""

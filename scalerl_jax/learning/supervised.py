@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,8 @@ def supervised_step(
   updates, optimizer_state = optimizer.update(
     gradients, optimizer_state, params
   )
-  return optax.apply_updates(params, updates), optimizer_state, loss
+  params = cast(nnx.State, optax.apply_updates(params, updates))
+  return params, optimizer_state, loss
 
 
 def train_supervised(

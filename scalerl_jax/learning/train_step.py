@@ -7,7 +7,7 @@ micro-batching and sharding, so neither can change it.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +168,8 @@ def train_step(
     updates, optimizer = settings.optimizer.update(
       gradients, state.optimizer, state.params
     )
-    return optax.apply_updates(state.params, updates), optimizer
+    params = optax.apply_updates(state.params, updates)
+    return cast(nnx.State, params), optimizer
 
   params, optimizer = jax.lax.cond(
     kept > 0, apply, lambda: (state.params, state.optimizer)

@@ -55,7 +55,7 @@ class RolloutStore:
   def state_dict(self) -> dict[str, np.ndarray]:
     """Fixed-shape arrays `[capacity, ...]`; places of nobody hold 0."""
     names = [field.name for field in dataclasses.fields(Rollout)]
-    state = {
+    state: dict[str, np.ndarray] = {
       name: np.zeros(
         (self.capacity, *np.shape(getattr(self._like, name))),
         np.asarray(getattr(self._like, name)).dtype,

@@ -1,6 +1,7 @@
 """Pytrees on disk with Orbax: a run's whole state, and base policies."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ def _flat(tree: Any) -> dict[str, Any]:
   }
 
 
-def _like(tree: Any, flat: dict[str, Any]) -> Any:
+def _like(tree: Any, flat: Mapping[str, Any]) -> Any:
   """`flat` in the structure of `tree`."""
   paths = jax.tree_util.tree_flatten_with_path(tree)[0]
   structure = jax.tree.structure(tree)

@@ -183,7 +183,7 @@ class Recorder:
     path = self.workdir / "samples.json"
     when = "after" if step else "before"
     heldout = next(iter(self.task.heldout.values()))[:SHOWN_SAMPLES]
-    rows = (
+    rows: list[dict[str, Any]] = (
       json.loads(path.read_text())
       if step
       else [{"prompt": p.text, "answer": p.answer} for p in heldout]

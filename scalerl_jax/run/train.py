@@ -261,7 +261,8 @@ class Run:
       name: np.stack([getattr(s.rollout, name) for s in error.batch])
       for name in fields
     }
-    np.savez(path, correct=np.stack([s.correct for s in error.batch]), **arrays)
+    arrays["correct"] = np.stack([s.correct for s in error.batch])
+    np.savez(path, allow_pickle=False, **arrays)
     return path
 
   def _close(self) -> None:

@@ -5,7 +5,7 @@ whatever the version. No buffer of `[slots, length, vocabulary]` exists.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -113,11 +113,10 @@ def decode_chunk(
     return steps + 1, drawn + active.sum(dtype=jnp.int32), state
 
   zero = jnp.zeros((), jnp.int32)
-  state = dataclasses.replace(state, cache=opened)
-  steps, drawn, state = jax.lax.while_loop(more, step, (zero, zero, state))
-  state = dataclasses.replace(
-    state, cache=kv_cache.close_cache(held, state.cache)
-  )
+  carry = (zero, zero, dataclasses.replace(state, cache=opened))
+  steps, drawn, state = jax.lax.while_loop(more, step, carry)
+  opened = cast(kv_cache.OpenCache, state.cache)
+  state = dataclasses.replace(state, cache=kv_cache.close_cache(held, opened))
   return state, jnp.stack([steps, drawn])
 
 

@@ -128,7 +128,8 @@ class Sampler:
       donate_argnums=2,
       out_shardings=shardings,
     )
-    self._stats: jax.Array | None = None
+    # Any: `is_ready` is not in the type of a jax.Array.
+    self._stats: Any = None
 
   @property
   def room(self) -> int:

@@ -19,7 +19,7 @@ from scalerl_jax.models.kv_cache import KVCache
 class SlotState:
   """S slots; part of `RunState`, donated from chunk to chunk."""
 
-  cache: KVCache
+  cache: Any  # KVCache; OpenCache inside a decode loop
   keys: Any  # uint32 [S, 2], key data of (run, prompt uid, sample index)
   last: Any  # int32 [S], the newest token, not yet in the cache
   length: Any  # int32 [S], completion tokens so far

@@ -1,6 +1,7 @@
 """One update against an independent one, row by row, from the equations."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -120,9 +121,11 @@ class Updates:
 
 @pytest.fixture(scope="module")
 def updates():
-  return Updates(_settings())
+  """The whole batch at once, two rows on each of eight devices."""
+  return Updates(_settings(), devices=8)
 
 
+@functools.cache
 def _row_gradient(warp):
   """d Σ_t slope_t · log π_t / d parameters of one row, compiled once."""
   graph = nnx.graphdef(small_policy(ONE_LAYER))
@@ -200,9 +203,7 @@ def test_an_update_is_the_gradient_of_the_kept_groups_alone(updates, slow):
   assert metrics["kept_tokens"] == batch.mask[KEPT].sum()
 
 
-@pytest.mark.parametrize(
-  ("micro_batch", "devices"), [(1, 1), (2, 2), (4, 4), (8, 8)]
-)
+@pytest.mark.parametrize(("micro_batch", "devices"), [(1, 1), (2, 2), (4, 4)])
 def test_micro_batches_and_devices_change_nothing(slow, micro_batch, devices):
   batch, _, expected = slow
   gradient, metrics = Updates(_settings(micro_batch=micro_batch), devices)(
@@ -328,14 +329,13 @@ def test_a_group_without_a_mask_is_a_group_never_had(updates, slow):
   assert metrics["kept_rows"] == KEPT.sum()
 
 
-@pytest.mark.parametrize("zero_variance", ["drop", "keep"])
 @pytest.mark.parametrize(
-  ("aggregation", "normalization"),
+  ("aggregation", "normalization", "zero_variance"),
   [
-    ("prompt_average", "batch_level"),
-    ("sample_average", "prompt_level"),
-    ("token_average", "none"),
-    ("constant", "batch_level"),
+    ("prompt_average", "batch_level", "drop"),
+    ("sample_average", "prompt_level", "keep"),
+    ("token_average", "batch_level", "keep"),
+    ("constant", "none", "drop"),
   ],
 )
 def test_weights_are_those_of_the_whole_batch(

@@ -82,9 +82,7 @@ def parts(trainer=1):
   size = task.tokenizer.vocab_size
   devices = jax.devices()
   mesh = make_mesh([devices[trainer]])
-  graph, params = nnx.split(
-    small_policy(ONE_LAYER, vocab_size=size, mesh=mesh)
-  )
+  graph, params = nnx.split(small_policy(ONE_LAYER, vocab_size=size, mesh=mesh))
   learner = Learner(
     params,
     TrainSettings(

@@ -1,6 +1,7 @@
 """The stopwatch: waits for each piece of work, carries errors, ends."""
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,9 @@ from scalerl_jax.pipeline.stopwatch import Stopwatch
 
 
 def _threads(name):
-  return [t for t in threading.enumerate() if t.name.startswith(f"watch-{name}")]
+  return [
+    t for t in threading.enumerate() if t.name.startswith(f"watch-{name}")
+  ]
 
 
 class _Work:
@@ -26,9 +29,11 @@ class _Work:
       raise self.error
 
 
-def test_stopping_waits_for_the_work():
+def test_stopping_waits_for_the_end_of_the_work_and_counts_until_then():
   watch, work = Stopwatch("waits"), _Work()
+  before = time.perf_counter()
   watch.start(work)
+  started = time.perf_counter()
   stopped = threading.Event()
 
   def stop():
@@ -37,11 +42,13 @@ def test_stopping_waits_for_the_work():
 
   thread = threading.Thread(target=stop)
   thread.start()
-  assert not stopped.wait(0.05)
+  assert not stopped.wait(0.02)
+  ended = time.perf_counter()
   work.done.set()
   thread.join(30.0)
   assert stopped.is_set()
-  assert watch.busy_seconds >= 0.05
+  after = time.perf_counter()
+  assert ended - started <= watch.busy_seconds <= after - before
   watch.close()
 
 

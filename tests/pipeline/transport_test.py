@@ -7,7 +7,9 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from scalerl_jax.config import SamplerConfig
 from scalerl_jax.models.sharding import make_mesh, shardings_on
+from scalerl_jax.pipeline.loop import no_rollout
 from scalerl_jax.pipeline.store import Scored
 from scalerl_jax.pipeline.transport import InProcess, Transport
 from tests.helpers import moved, small_policy
@@ -108,7 +110,9 @@ def test_weights_may_be_gathered_onto_one_device():
 def test_groups_come_out_in_the_order_they_went_in_and_once():
   transport = InProcess(None)
   assert transport.get() is None
-  groups = [Scored(index, None, np.zeros(3, np.int32)) for index in (4, 2, 9)]
+  nobody = no_rollout(3, SamplerConfig())
+  correct = np.zeros(3, np.int32)
+  groups = [Scored(index, nobody, correct) for index in (4, 2, 9)]
   for scored in groups[:2]:
     transport.put(scored)
   assert transport.get() is groups[0]
