@@ -9,7 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 
 AXES = ("data", "fsdp", "tensor", "expert")
 
@@ -55,7 +61,7 @@ def make_mesh(
 
 
 def partition_spec(
-  logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh
+  logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
   """The spec of an array; axes that the mesh does not divide are replicated.
 
@@ -94,7 +100,7 @@ def constrain(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return x
-  spec = partition_spec(logical, x.shape, mesh)  # pyright: ignore
+  spec = partition_spec(logical, x.shape, mesh)
   return jax.lax.with_sharding_constraint(x, spec)
 
 

@@ -1,0 +1,422 @@
+"""Every refusal of a config, in one sentence; round trips; overrides."""
+
+import ast
+import dataclasses
+import json
+
+import pytest
+
+from scalerl_jax import config
+from scalerl_jax.config import (
+  BatchConfig,
+  CheckpointConfig,
+  Config,
+  EvaluationConfig,
+  LossConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PipelineConfig,
+  RunConfig,
+  SamplerConfig,
+  SupervisedConfig,
+  TaskConfig,
+)
+from tests.runs import TINY, vary
+
+NAN, INF = float("nan"), float("inf")
+SECTIONS = {f.name: type(f.default) for f in dataclasses.fields(Config)}
+FIELDS = [
+  (section, field.name)
+  for section, kind in SECTIONS.items()
+  for field in dataclasses.fields(kind)
+]
+# (section.field, values outside its domain, what else it needs, the rule)
+OUTSIDE = [
+  ("run.seed", (-1, 2**64), {}, ""),
+  ("run.steps", (0, -3), {}, "above 0"),
+  ("run.forecast_axis", ("", "flops", "STEP"), {}, "one of step, "),
+  ("run.forecast_level", (0.0, 1.0, 1.5, -0.1, NAN), {}, "inside (0, 1)"),
+  ("task.name", ("", "chess"), {}, "one of chain_arithmetic, jsonl"),
+  ("task.seed", (-1, 2**64), {}, ""),
+  ("task.train_prompts", (0, -1), {}, "above 0"),
+  ("task.heldout_prompts", (0, -1), {}, "above 0"),
+  ("task.modulus", (1, 17, -2), {}, "in 2..16"),
+  ("task.min_operations", (0, -1), {}, "above 0"),
+  ("task.min_operations", (13,), {}, "at most task.max_operations (12)"),
+  ("task.path", ("prompts.jsonl",), {}, "empty otherwise"),
+  ("task.path", ("",), {"name": "jsonl"}, "when task.name is 'jsonl'"),
+  ("supervised.steps", (-1,), {}, "0 or more"),
+  ("supervised.batch_size", (0, -1), {}, "above 0"),
+  ("supervised.learning_rate", (0.0, -1e-3, NAN, INF), {}, "above 0"),
+  ("supervised.warmup_fraction", (-0.1, 1.0, NAN), {}, "in [0, 1)"),
+  ("supervised.seed", (-1, 2**64), {}, ""),
+  ("supervised.error_alpha", (0.0, -1.0, NAN, INF), {}, "above 0"),
+  ("supervised.error_beta", (0.0, -1.0, NAN, INF), {}, "above 0"),
+  ("supervised.guess_share", (-0.1, 1.1, NAN), {}, "in [0, 1]"),
+  ("supervised.stop_early_share", (-0.1, 1.1, NAN), {}, "in [0, 1]"),
+  ("model.width", (0, -1), {}, "above 0"),
+  ("model.num_layers", (0, -1), {}, "above 0"),
+  ("model.num_heads", (0, -4), {}, "above 0"),
+  ("model.num_heads", (3, 6), {}, "a multiple of model.num_kv_heads (4)"),
+  ("model.num_kv_heads", (0, -1), {}, "above 0"),
+  ("model.head_width", (0, -2), {}, "above 0"),
+  ("model.head_width", (7,), {}, "even"),
+  ("model.mlp_width", (0, -1), {}, "above 0"),
+  ("model.rope_theta", (0.0, -1.0, NAN, INF), {}, "above 0"),
+  ("model.norm_epsilon", (0.0, -1.0, NAN, INF), {}, "above 0"),
+  ("model.dtype", ("float16", "FLOAT32", ""), {}, "one of float32, bfloat16"),
+  ("sampler.slots", (0, -1), {}, "above 0"),
+  ("sampler.chunk", (0, -1), {}, "above 0"),
+  ("sampler.max_prompt_tokens", (0, -1), {}, "above 0"),
+  ("sampler.max_completion_tokens", (0, -1), {}, "above 0"),
+  ("sampler.temperature", (0.0, -1.0, NAN, INF), {}, "above 0"),
+  ("sampler.top_k", (-1,), {}, "0 (off) or more"),
+  ("sampler.top_p", (0.0, -0.1, 1.1, NAN), {}, "in (0, 1]"),
+  ("batch.prompts", (0, -1), {}, "above 0"),
+  ("batch.group_size", (0, -1), {}, "above 0"),
+  ("batch.micro_batch", (0, -1), {}, "above 0"),
+  ("batch.micro_batch", (7, 100, 1536), {}, "a divisor of the 768 completions"),
+  ("loss.name", ("", "ppo", "CISPO"), {}, "one of cispo, reinforce"),
+  ("loss.clip_max", (0.0, -1.0, NAN), {}, "above 0"),
+  ("loss.aggregation", ("mean",), {}, "one of sample_average, "),
+  ("loss.normalization", ("std",), {}, "one of prompt_level, "),
+  ("loss.zero_variance", ("resample",), {}, "one of drop, keep"),
+  ("optimizer.learning_rate", (0.0, -1e-3, NAN, INF), {}, "above 0"),
+  ("optimizer.warmup_steps", (-1,), {}, "0 or more"),
+  ("optimizer.beta1", (-0.1, 1.0, NAN), {}, "in [0, 1)"),
+  ("optimizer.beta2", (-0.1, 1.0, NAN), {}, "in [0, 1)"),
+  ("optimizer.epsilon", (0.0, -1e-8, NAN, INF), {}, "above 0"),
+  ("optimizer.weight_decay", (-0.1, NAN, INF), {}, "0 or more"),
+  ("optimizer.clip_norm", (0.0, -1.0, NAN), {}, "above 0"),
+  ("pipeline.max_staleness", (-1,), {}, "0 or more"),
+  ("pipeline.schedule", ("", "async"), {}, "one of logical, wall"),
+  ("pipeline.chunks_per_step", (0, -1), {}, "above 0"),
+  ("pipeline.generator_devices", (-1,), {}, "0 (automatic) or more"),
+  ("pipeline.tensor", (0, -1), {}, "above 0"),
+  ("pipeline.fsdp", (0, -1), {}, "above 0"),
+  ("evaluation.every", (0, -1), {}, "above 0"),
+  ("evaluation.samples", (0, -1), {}, "above 0"),
+  ("evaluation.seed", (-1, 2**64), {}, ""),
+  ("checkpoint.every", (0, -1), {}, "above 0"),
+  ("checkpoint.keep", (0, -1), {}, "above 0"),
+]
+# Refused together with another field, see the tests of pairs.
+ELSEWHERE = {"task.max_operations", "model.tied_head"}
+
+
+def _refusal(make):
+  """The one sentence with which `make()` is refused."""
+  with pytest.raises((TypeError, ValueError)) as caught:
+    make()
+  text = str(caught.value)
+  assert "\n" not in text
+  assert "unsupported operand" not in text
+  return text
+
+
+@pytest.mark.parametrize(
+  ("name", "value", "others", "rule"),
+  [
+    pytest.param(name, value, others, rule, id=f"{name}={value}")
+    for name, values, others, rule in OUTSIDE
+    for value in values
+  ],
+)
+def test_a_value_outside_its_domain_is_refused(name, value, others, rule):
+  section, field = name.split(".")
+  text = _refusal(lambda: SECTIONS[section](**{field: value}, **others))
+  assert text.startswith(f"{name} must be ")
+  assert rule in text
+  assert f"got {value!r}" in text
+
+
+def test_no_field_goes_unchecked():
+  checked = {name for name, *_ in OUTSIDE} | ELSEWHERE
+  assert checked == {f"{section}.{field}" for section, field in FIELDS}
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_shares_of_the_teacher_are_at_most_one_together(share):
+  text = _refusal(
+    lambda: SupervisedConfig(guess_share=share, stop_early_share=0.5)
+  )
+  assert "supervised.guess_share + supervised.stop_early_share" in text
+  assert "at most 1" in text
+  assert repr(share + 0.5) in text
+
+
+def _wrong_types(kind):
+  """Values that are no `kind` and look as if they were."""
+  return {
+    int: ("3", 1.5, True, None),
+    float: ("0.5", True, None, [0.5]),
+    str: (3, None, b"cispo"),
+    bool: ("no", 0, 1, None),
+  }[kind]
+
+
+@pytest.mark.parametrize(("section", "field"), FIELDS)
+def test_a_wrong_type_is_refused_by_its_section(section, field):
+  kind = type(getattr(SECTIONS[section](), field))
+  for value in _wrong_types(kind):
+    text = _refusal(lambda value=value: SECTIONS[section](**{field: value}))
+    assert f"{section}.{field} must be" in text, value
+    assert repr(value) in text
+
+
+def test_an_int_stands_for_a_float():
+  assert OptimizerConfig(clip_norm=2).clip_norm == 2.0
+
+
+def test_a_section_in_the_place_of_another_is_refused():
+  text = _refusal(lambda: Config(run=TaskConfig()))
+  assert "run" in text
+  assert "RunConfig" in text
+  assert "TaskConfig" in text
+
+
+def test_slots_hold_a_whole_group():
+  text = _refusal(lambda: vary(Config(), sampler={"slots": 15}))
+  assert "sampler.slots" in text
+  assert "at least batch.group_size (16)" in text
+  assert "got 15" in text
+  assert vary(Config(), sampler={"slots": 16}).sampler.slots == 16
+
+
+def test_slots_hold_the_samples_of_an_evaluation():
+  text = _refusal(lambda: vary(Config(), evaluation={"samples": 513}))
+  assert "sampler.slots" in text
+  assert "at least evaluation.samples (513)" in text
+  assert "got 512" in text
+
+
+def test_prompts_fit_their_budget():
+  text = _refusal(lambda: vary(Config(), sampler={"max_prompt_tokens": 13}))
+  assert "sampler.max_prompt_tokens" in text
+  assert "at least 14" in text
+  assert "task.max_operations 12 are longer than this budget" in text
+  assert "got 13" in text
+  # The budget of a file's prompts is checked against the file.
+  jsonl = {"name": "jsonl", "path": "prompts.jsonl"}
+  assert vary(Config(), task=jsonl, sampler={"max_prompt_tokens": 13})
+
+
+def test_a_step_is_a_whole_number_of_micro_batches():
+  assert BatchConfig(prompts=3, group_size=5, micro_batch=5).completions == 15
+  text = _refusal(lambda: BatchConfig(prompts=3, group_size=5, micro_batch=4))
+  assert "15 completions of a step" in text
+  assert "batch.prompts x batch.group_size" in text
+
+
+def test_an_unknown_field_is_refused_with_the_fields_there_are():
+  text = _refusal(lambda: config.override(Config(), {"batch.size": 3}))
+  assert "'batch.size'" in text
+  assert "prompts, group_size, micro_batch" in text
+
+
+def test_an_unknown_section_is_refused_with_the_sections_there_are():
+  for name in ("bath.prompts", "prompts", "", "."):
+    text = _refusal(lambda name=name: config.override(Config(), {name: 3}))
+    assert repr(name) in text
+    assert ", ".join(SECTIONS) in text
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompts": 3}])
+def test_a_dictionary_with_an_unknown_section_is_refused(fields):
+  text = _refusal(lambda: config.from_dict({"bath": fields}))
+  assert "bath" in text
+  assert ", ".join(SECTIONS) in text
+
+
+@pytest.mark.parametrize("fields", [3, "steps", None, [1]])
+def test_a_section_that_is_no_dictionary_is_refused(fields):
+  text = _refusal(lambda: config.from_dict({"run": fields}))
+  assert "run" in text
+  assert repr(fields) in text
+
+
+def _another(section, field):
+  """A config that differs from the default in this field alone."""
+  default = getattr(SECTIONS[section](), field)
+  choices = {
+    "run.forecast_axis": "step",
+    "loss.name": "reinforce",
+    "loss.aggregation": "constant",
+    "loss.normalization": "none",
+    "loss.zero_variance": "keep",
+    "model.dtype": "bfloat16",
+    "model.num_kv_heads": 2,
+    "model.num_heads": 8,
+    "model.head_width": 18,
+    "task.modulus": 10,
+    "task.max_operations": 11,
+    "pipeline.schedule": "wall",
+    "batch.prompts": 96,
+    "batch.group_size": 32,
+    "batch.micro_batch": 32,
+    "sampler.top_p": 0.9,
+    "optimizer.beta1": 0.8,
+    "optimizer.beta2": 0.9,
+    "run.forecast_level": 0.8,
+  }
+  if isinstance(default, bool):
+    value = not default
+  elif f"{section}.{field}" in choices:
+    value = choices[f"{section}.{field}"]
+  elif isinstance(default, float):
+    value = default * 1.25
+  else:
+    value = default + 1
+  return value
+
+
+@pytest.mark.parametrize(
+  ("section", "field"),
+  [f for f in FIELDS if f not in {("task", "name"), ("task", "path")}],
+)
+def test_a_changed_field_survives_every_form_and_changes_the_name(
+  section, field
+):
+  value = _another(section, field)
+  changed = vary(Config(), **{section: {field: value}})
+  assert changed != Config()
+  # JSON, which is what a workdir holds.
+  stored = json.loads(json.dumps(config.to_dict(changed)))
+  assert config.from_dict(stored) == changed
+  # Text, which is what a command line holds.
+  told = config.override(Config(), {f"{section}.{field}": str(value)})
+  assert told == changed
+  assert type(getattr(getattr(told, section), field)) is type(value)
+  # The name of the whole, of the section, and of no other section.
+  assert config.fingerprint(changed) != config.fingerprint(Config())
+  for name, kind in SECTIONS.items():
+    same = config.fingerprint(getattr(changed, name)) == (
+      config.fingerprint(kind())
+    )
+    assert same == (name != section)
+
+
+def test_a_task_of_a_file_survives_every_form():
+  changed = vary(Config(), task={"name": "jsonl", "path": "a=b.jsonl"})
+  assert config.from_dict(config.to_dict(changed)) == changed
+  # Fields that are refused one by one are checked together.
+  texts = {"task.path": "a=b.jsonl", "task.name": "jsonl"}
+  assert config.override(Config(), texts) == changed
+
+
+def test_a_fingerprint_is_twelve_digits_and_the_same_in_every_process():
+  name = config.fingerprint(RunConfig(), ["a", 3])
+  assert len(name) == 12
+  assert int(name, 16) >= 0
+  assert name == config.fingerprint(config.to_dict(RunConfig()), ["a", 3])
+  assert name != config.fingerprint(["a", 3], RunConfig())
+  # Not Python's hash, which differs from process to process.
+  assert config.fingerprint([]) == "cf1cbb66a638"
+
+
+@pytest.mark.parametrize("text", ["true", "True", "TRUE"])
+def test_truth_is_read_from_text(text):
+  base = vary(Config(), model={"tied_head": False})
+  told = config.override(base, {"model.tied_head": text})
+  assert told.model.tied_head is True
+
+
+@pytest.mark.parametrize("text", ["false", "False", "FALSE"])
+def test_falsehood_is_read_from_text(text):
+  told = config.override(Config(), {"model.tied_head": text})
+  assert told.model.tied_head is False
+
+
+@pytest.mark.parametrize(
+  ("name", "value", "kind"),
+  [
+    ("run.steps", "1.5", "int"),
+    ("run.steps", 1.5, "int"),
+    ("run.steps", "1e3", "int"),
+    ("run.steps", "", "int"),
+    ("run.steps", "many", "int"),
+    ("run.steps", INF, "int"),
+    ("run.steps", NAN, "int"),
+    ("run.steps", True, "int"),
+    ("run.steps", None, "int"),
+    ("run.steps", [3], "int"),
+    ("optimizer.learning_rate", "fast", "float"),
+    ("optimizer.learning_rate", "", "float"),
+    ("optimizer.learning_rate", True, "float"),
+    ("optimizer.learning_rate", None, "float"),
+    ("model.tied_head", "yes", "bool"),
+    ("model.tied_head", "", "bool"),
+    ("model.tied_head", 1, "bool"),
+    ("model.tied_head", 0.0, "bool"),
+    ("model.tied_head", None, "bool"),
+    ("loss.name", 3, "str"),
+    ("loss.name", None, "str"),
+  ],
+)
+def test_an_override_of_another_type_is_refused(name, value, kind):
+  text = _refusal(lambda: config.override(Config(), {name: value}))
+  assert name in text
+  assert f"of type {kind}" in text
+  assert f"got {value!r}" in text
+
+
+def test_a_whole_float_is_an_int():
+  # JSON of other writers has 3.0 where we wrote 3.
+  told = config.override(Config(), {"run.steps": 3.0})
+  assert told.run.steps == 3
+  assert type(told.run.steps) is int
+
+
+def test_an_override_is_checked_as_its_section_is():
+  text = _refusal(lambda: config.override(Config(), {"batch.micro_batch": "7"}))
+  assert "batch.micro_batch must be a divisor of the 768" in text
+
+
+def test_an_override_leaves_the_config_as_it_was():
+  told = config.override(TINY, {"run.steps": "3", "run.seed": "5"})
+  assert (told.run.steps, told.run.seed) == (3, 5)
+  assert told == vary(TINY, run={"steps": 3, "seed": 5})
+  assert config.override(TINY, {}) == TINY
+
+
+def test_a_variant_is_one_visible_replace():
+  base = Config()
+  variant = dataclasses.replace(
+    base, loss=dataclasses.replace(base.loss, aggregation="token_average")
+  )
+  assert variant.loss == LossConfig(aggregation="token_average")
+  assert variant == Config(loss=LossConfig(aggregation="token_average"))
+  assert base == Config()
+  text = _refusal(lambda: dataclasses.replace(base, sampler=SamplerConfig(8)))
+  assert "sampler.slots" in text  # checks between sections run again
+
+
+def test_nothing_of_a_config_can_be_changed():
+  for section in (Config(), *(kind() for kind in SECTIONS.values())):
+    field = dataclasses.fields(section)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+      setattr(section, field, None)
+  assert len({Config(), Config(), TINY}) == 2  # and it can be a key
+
+
+def test_a_config_reads_back_from_its_own_text():
+  text = repr(TINY)
+  assert isinstance(ast.parse(text, mode="eval").body, ast.Call)
+  names = {
+    kind.__name__: kind
+    for kind in (
+      Config,
+      BatchConfig,
+      CheckpointConfig,
+      EvaluationConfig,
+      LossConfig,
+      ModelConfig,
+      OptimizerConfig,
+      PipelineConfig,
+      RunConfig,
+      SamplerConfig,
+      SupervisedConfig,
+      TaskConfig,
+    )
+  }
+  assert eval(text, names) == TINY
