@@ -1,5 +1,8 @@
 """From three flags to one config, or to one sentence."""
 
+import functools
+import types
+
 import pytest
 from absl import flags as absl_flags
 
@@ -94,27 +97,21 @@ def test_a_change_that_the_config_refuses_is_refused(tiny, change, says):
   assert says in _refusal(tiny, [change])
 
 
-def test_three_flags_and_two_of_them_required():
-  values = absl_flags.FlagValues()
-  before = {name for name in absl_flags.FLAGS}
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(absl_flags, "FLAGS", values)
-    for define in ("DEFINE_string", "DEFINE_multi_string"):
-      real = getattr(absl_flags, define)
-
-      def into(*args, real=real, **kwargs):
-        return real(*args, flag_values=values, **kwargs)
-
-      patch.setattr(flags.flags, define, into)
-    flags.define_run_flags()
+def test_three_flags_and_two_of_them_required(monkeypatch):
+  values = absl_flags.FlagValues()  # instead of the process's own
+  defines = {
+    name: functools.partial(getattr(absl_flags, name), flag_values=values)
+    for name in ("DEFINE_string", "DEFINE_multi_string")
+  }
+  monkeypatch.setattr(flags, "flags", types.SimpleNamespace(**defines))
+  flags.define_run_flags()
   assert set(values) == {"config", "set", "workdir"}
-  assert {name for name in absl_flags.FLAGS} == before
-  with pytest.raises(absl_flags.IllegalFlagValueError, match="workdir"):
-    values(["main", "--config=c.py"])
-  with pytest.raises(absl_flags.IllegalFlagValueError, match="config"):
-    values(["main", "--workdir=d"])
+  for line, missing in (("--config=c.py", "workdir"), ("--workdir=d", "config")):
+    with pytest.raises(absl_flags.IllegalFlagValueError, match=missing):
+      values(["main", line])
+    values.unparse_flags()
   values(["main", "--config=c.py", "--workdir=d", "--set=a.b=1", "--set=c.d=2"])
-  assert (values.config, values.workdir) == ("c.py", "d")
+  assert (values["config"].value, values["workdir"].value) == ("c.py", "d")
   assert values["set"].value == ["a.b=1", "c.d=2"]
 
 

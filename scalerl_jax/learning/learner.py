@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -33,10 +34,19 @@ class Learner:
     self.settings = settings
     with jax.set_mesh(mesh):
       params = jax.tree.map(jnp.copy, params)
-      optimizer = jax.jit(settings.optimizer.init)(params)
+      # Moments are cut as their parameters are; a jitted init alone would
+      # give every device all of them.
+      shardings = optax.tree_utils.tree_map_params(
+        settings.optimizer,
+        lambda _, param: param.sharding,
+        jax.eval_shape(settings.optimizer.init, params),
+        params,
+        transform_non_params=lambda _: replicated(mesh),
+      )
+      init = jax.jit(settings.optimizer.init, out_shardings=shardings)
       self.state = LearnerState(
         params=params,
-        optimizer=jax.tree.map(self._on_mesh, optimizer),
+        optimizer=init(params),
         step=jax.device_put(jnp.zeros((), jnp.int32), replicated(mesh)),
       )
     shardings = jax.tree.map(lambda x: x.sharding, self.state)
@@ -47,10 +57,6 @@ class Learner:
     )
     # Any: `is_ready` is not in the type of a jax.Array.
     self._metrics: dict[str, Any] | None = None
-
-  def _on_mesh(self, x: jax.Array) -> jax.Array:
-    """Scalars of the optimiser onto the whole mesh."""
-    return x if x.ndim else jax.device_put(x, replicated(self.mesh))
 
   @property
   def running(self) -> bool:

@@ -124,7 +124,15 @@ def train_step(
 
   Returns:
     The new state and scalar metrics of the batch, float32.
+
+  Raises:
+    ValueError: `settings.micro_batch` does not divide the rows.
   """
+  if len(batch.mask) % settings.micro_batch:
+    raise ValueError(
+      f"micro_batch must divide the {len(batch.mask)} rows of the batch, got"
+      f" {settings.micro_batch}"
+    )
   advantages, weights, keep = global_weights(batch, settings)
   order = jnp.argsort(~keep, stable=True)
   kept = keep.sum(dtype=jnp.int32)
@@ -224,7 +232,9 @@ def _sums(
   """Sums and extremes over the counted tokens of a micro-batch."""
   logps = jax.lax.stop_gradient(logps)
   ratio = losses.token_ratio(logps, batch.behavior_logps)
-  gap = jnp.abs(logps - batch.behavior_logps)
+  # A token that the newer policy cuts has no log-prob to compare.
+  known = logps > CUT_LOGP
+  gap = jnp.where(known, jnp.abs(logps - batch.behavior_logps), 0.0)
 
   def total(values: Array) -> Array:
     return jnp.sum(jnp.where(counted, values, 0.0))

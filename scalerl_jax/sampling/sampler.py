@@ -149,6 +149,10 @@ class Sampler:
     Raises:
       ValueError: more groups than `room`, or a prompt over the budget.
     """
+    if len(groups) > self.room:
+      raise ValueError(
+        f"{len(groups)} groups cannot enter: there is room for {self.room}"
+      )
     limit = self.config.max_prompt_tokens
     for group in groups:
       if not 1 <= len(group.tokens) <= limit:

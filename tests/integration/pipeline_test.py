@@ -496,20 +496,37 @@ def test_a_run_goes_on_after_a_clean_stop_as_if_never_stopped(runs):
   assert len(stopped) > 4
 
 
-def test_the_journal_of_a_resumed_run_is_that_of_the_uninterrupted(
-  runs, tmp_path
-):
+def _resumed_journal(path, events, case, state):
+  """What the journal says at the end, if `events` stood in it before."""
+  path.write_text("".join(json.dumps(event) + "\n" for event in events))
+  # As a run does: restored first, its journal opened then.
+  pipeline = _restored(case, state)
+  pipeline.journal = Journal(path, chunk=pipeline.totals.chunks)
+  parts.finish(pipeline)
+  pipeline.journal.close()
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("steps", [0, 2, 5])
+def test_the_journal_goes_on_after_a_clean_stop(steps, runs, tmp_path):
   run = runs["k3"]
+  k, chunks_per_step = CASES["k3"]
   path = tmp_path / "journal.jsonl"
-  for step in range(1, STEPS):
-    state = _state_at(step, "k3")["state"]
-    # The first run went on after its state was saved, and to its end.
-    path.write_text("".join(json.dumps(event) + "\n" for event in run.events))
-    # As a run does: restored first, its journal opened then.
-    pipeline = _restored("k3", state)
-    journal = Journal(path, chunk=pipeline.totals.chunks)
-    pipeline.journal = journal
-    parts.finish(pipeline)
-    journal.close()
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    assert events == run.events
+  first = parts.make_pipeline(
+    k=k, chunks_per_step=chunks_per_step, steps=STEPS, journal=Journal(path)
+  )
+  parts.finish(first, should_stop=lambda: first.ledger.version >= steps)
+  first.journal.close()
+  events = [json.loads(line) for line in path.read_text().splitlines()]
+  assert events == run.events[: len(events)]
+  state = parts.on_host(first.state_dict())
+  assert _resumed_journal(path, events, "k3", state) == run.events
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_the_journal_of_a_run_that_went_on_is_cut_back(step, runs, tmp_path):
+  run = runs["k3"]
+  state = _state_at(step, "k3")["state"]
+  path = tmp_path / "journal.jsonl"
+  # The first run went on after its state was saved, and to its end.
+  assert _resumed_journal(path, run.events, "k3", state) == run.events

@@ -93,12 +93,12 @@ def test_the_first_update_finds_everything_compiled(learner):
   assert not count
 
 
-def test_the_parameters_that_it_was_given_stay(compiled, learner):
-  _, params, new = compiled
-  learner.start(_batch())
-  learner.collect()
-  jax.tree.map(np.testing.assert_array_equal, _host(params), new.params)
-  assert _differ(_host(learner.state.params), new.params)
+def test_the_parameters_that_it_was_given_stay():
+  learner, params = _learner()
+  before = _host(params)
+  # What an update does to the state that is given away to it.
+  jax.tree.map(lambda leaf: leaf.delete(), learner.state)
+  jax.tree.map(np.testing.assert_array_equal, _host(params), before)
 
 
 def test_a_published_copy_survives_the_next_updates(learner):

@@ -216,14 +216,19 @@ def test_an_error_at_a_step_boundary_comes_out_with_its_traceback(schedule):
   assert steps == [1, 2]
 
 
-@pytest.mark.parametrize("what", ["should_stop", "pauses_at"])
-def test_an_error_of_a_question_comes_out(what):
-  def broken(*_):
-    raise _Broken(what)
+@pytest.mark.parametrize("schedule", ["logical", "wall"])
+def test_an_error_of_the_question_whether_to_stop_comes_out(schedule):
+  asked = []
 
-  pipeline = parts.make_pipeline(schedule="wall", k=3)
-  with pytest.raises(_Broken, match=what):
-    parts.finish(pipeline, **{what: broken})
+  def faulty_question():
+    asked.append(None)
+    if len(asked) == 4:
+      raise _Broken("the question")
+    return False
+
+  pipeline = parts.make_pipeline(schedule=schedule, k=3)
+  with pytest.raises(_Broken, match="the question"):
+    parts.finish(pipeline, should_stop=faulty_question)
 
 
 @pytest.mark.parametrize("schedule", ["logical", "wall"])

@@ -43,7 +43,7 @@ def _state(seed=0):
     inner=Pair(
       left=[np.arange(7, dtype=np.int64) << 40, np.float64(1 / 3)],
       right=(
-        Pair(rng.integers(0, 9, (3, 0)), rng.random((2, 3)) < 0.5),
+        Pair(rng.integers(0, 9, (3, 2)), rng.random((2, 3)) < 0.5),
         optax.EmptyState(),
         2**40 + seed,  # a plain number is an array when it comes back
       ),

@@ -180,6 +180,22 @@ def test_those_who_enter_leave_the_others_as_they_were(room):
   _equal((after.cache.k, after.cache.v), (state.cache.k, state.cache.v))
 
 
+def test_what_has_ended_stays_readable_while_the_ring_goes_round(room):
+  params, insert, chunk, state = room
+  state = insert(params, jnp.int32(0), state, *_arguments(_key()))
+  state, _ = chunk(params, jnp.int32(0), state)
+  assert not state.active[0]
+  expected, columns = read_slots(state, np.array([0])), 0
+  for seed in range(9):
+    others = _arguments(_key(seed), source=(-1, -1, -1, 0, 1))
+    state = insert(params, jnp.int32(1), state, *others)
+    while state.active.any():
+      state, (steps, _) = chunk(params, jnp.int32(1), state)
+      columns += int(steps)
+  assert columns > 2 * TC
+  _equal(read_slots(state, np.array([0])), expected)
+
+
 def _largest(function, *arguments):
   """Shapes of all that a program makes."""
   jaxpr = jax.make_jaxpr(function)(*arguments)
