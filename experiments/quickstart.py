@@ -10,6 +10,12 @@ Command:  make quickstart, or
           python -m scalerl_jax.main --config=experiments/quickstart.py \
             --workdir=runs/quickstart
 Hardware: two CPU cores
+Time:     about 3 minutes, of which half a minute for the base policy (once)
+Reaches:  held-out pass rate .148 -> .89 (seeds 0, 1, 2: .892, .889, .887; task
+          seed 0); the forecast from the first half of the run misses the end
+          by −.013, +.006, −.013, each time inside its 90 % band, whose width is
+          .054 to .064. Bits differ between kinds of machine, and these numbers
+          with them, in the third place.
 """
 
 from scalerl_jax.config import Config

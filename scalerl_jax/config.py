@@ -16,7 +16,7 @@ AGGREGATIONS = (
   "constant",
 )
 NORMALIZATIONS = ("prompt_level", "batch_level", "none")
-LOSSES = ("cispo", "reinforce")
+LOSSES = ("cispo", "clipped_surrogate", "gspo", "reinforce")
 ZERO_VARIANCE = ("drop", "keep")
 SCHEDULES = ("logical", "wall")
 DTYPES = ("float32", "bfloat16")
@@ -264,13 +264,19 @@ class LossConfig:
 
   name: str = "cispo"
   clip_max: float = 4.0  # cispo: absolute cap of the ratio (paper: 4, 5 or 8)
+  clip_low: float = 0.2  # clipped_surrogate, gspo: offset below 1
+  clip_high: float = 0.26  # clipped_surrogate, gspo: offset above 1
   aggregation: str = "prompt_average"
   normalization: str = "batch_level"
   zero_variance: str = "drop"
 
   def __post_init__(self):
     _choice("loss.name", self.name, LOSSES)
-    _positive("loss", {"clip_max": self.clip_max})
+    clips = {"clip_max": self.clip_max, "clip_high": self.clip_high}
+    _positive("loss", clips)
+    _check(
+      0.0 < self.clip_low <= 1.0, "loss.clip_low", "in (0, 1]", self.clip_low
+    )
     _choice("loss.aggregation", self.aggregation, AGGREGATIONS)
     _choice("loss.normalization", self.normalization, NORMALIZATIONS)
     _choice("loss.zero_variance", self.zero_variance, ZERO_VARIANCE)

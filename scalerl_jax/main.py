@@ -14,7 +14,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
   values = flags.FLAGS
-  if values["verbosity"].using_default_value:
+  if not values["verbosity"].present:
     # Orbax tells each of its steps at INFO.
     logging.set_verbosity(logging.WARNING)
   try:

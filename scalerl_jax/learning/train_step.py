@@ -18,25 +18,41 @@ from jaxtyping import Array, Bool, Float
 from scalerl_jax.config import LossConfig
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import constrain
-from scalerl_jax.objectives import losses
+from scalerl_jax.objectives import clipping, losses
 from scalerl_jax.objectives.advantages import group_advantages
 from scalerl_jax.objectives.aggregation import aggregation_weights
 from scalerl_jax.objectives.filters import zero_variance_keep
 from scalerl_jax.objectives.logprobs import entropy, token_logps, warp_logits
 from scalerl_jax.types import Batch
 
-# name -> (logps [B, T], behavior_logps [B, T], advantages [B], settings of the
-# section) -> token losses [B, T]. A new loss is a line here.
-TokenLoss = Callable[[Array, Array, Array, LossConfig], Array]
+# name -> (logps [B, T], batch, advantages [B], the config's section) -> token
+# losses [B, T]. A new loss is a line here.
+TokenLoss = Callable[[Array, Batch, Array, LossConfig], Array]
 LOSSES: dict[str, TokenLoss] = {
-  "cispo": lambda logps, behavior, advantages, config: losses.cispo_loss(
-    logps, behavior, advantages, clip_max=config.clip_max
+  "cispo": lambda logps, batch, advantages, config: losses.cispo_loss(
+    logps, batch.behavior_logps, advantages, clip_max=config.clip_max
   ),
-  "reinforce": lambda logps, _, advantages, __: losses.reinforce_loss(
+  "clipped_surrogate": lambda logps, batch, advantages, config: (
+    losses.clipped_surrogate_loss(
+      logps,
+      batch.behavior_logps,
+      advantages,
+      clip_low=config.clip_low,
+      clip_high=config.clip_high,
+    )
+  ),
+  "gspo": lambda logps, batch, advantages, config: losses.gspo_loss(
+    logps,
+    batch.behavior_logps,
+    advantages,
+    batch.mask,
+    clip_low=config.clip_low,
+    clip_high=config.clip_high,
+  ),
+  "reinforce": lambda logps, batch, advantages, config: losses.reinforce_loss(
     logps, advantages
   ),
 }
-
 
 CUT_LOGP = -1e4  # nats
 
@@ -147,12 +163,11 @@ def train_step(
     part = jax.tree.map(lambda values: rows(values, index), batch)
     policy: Policy = nnx.merge(settings.policy, params)
     logps, spread = completion_logps(policy, part, settings.warp)
-    token_loss = LOSSES[settings.loss.name](
-      logps, part.behavior_logps, rows(advantages, index), settings.loss
-    )
+    pushes = rows(advantages, index)
+    token_loss = LOSSES[settings.loss.name](logps, part, pushes, settings.loss)
     loss = jnp.sum(rows(weights, index) * token_loss)
     counted = part.mask & rows(keep, index)[:, None]
-    return loss, _sums(logps, spread, part, counted, settings.loss)
+    return loss, _sums(logps, spread, part, counted, pushes, settings.loss)
 
   def accumulate(m: Array, carry: tuple) -> tuple:
     gradients, loss, sums = carry
@@ -194,7 +209,8 @@ def train_step(
     "ratio_mean": sums["ratio"] / tokens,
     "ratio_max": jnp.where(kept > 0, sums["ratio_max"], 1.0),
     "ratio_min": jnp.where(kept > 0, sums["ratio_min"], 1.0),
-    "capped_fraction": sums["capped"] / tokens,
+    "clip_fraction": sums["clipped"] / tokens,
+    "behavior_kl": sums["kl"] / tokens,
     "logp_gap_mean": sums["gap"] / tokens,
     "logp_gap_max": sums["gap_max"],
   }
@@ -202,7 +218,7 @@ def train_step(
   return state, metrics
 
 
-_SUMS = ("tokens", "entropy", "ratio", "capped", "gap")
+_SUMS = ("tokens", "entropy", "ratio", "clipped", "kl", "gap")
 
 
 def _no_sums() -> dict[str, Array]:
@@ -222,11 +238,35 @@ def _merge(left: dict[str, Array], right: dict[str, Array]) -> dict:
   return merged
 
 
+def _clipped(
+  logps: Float[Array, "B T"],
+  ratio: Float[Array, "B T"],
+  batch: Batch,
+  advantages: Float[Array, " B"],
+  config: LossConfig,
+) -> Bool[Array, "B T"]:
+  """Tokens that the loss has clipped; none for REINFORCE, which has no clip."""
+  if config.name == "cispo":
+    return clipping.above_cap(ratio, clip_max=config.clip_max)
+  if config.name == "gspo":
+    sequence = losses.sequence_ratio(logps, batch.behavior_logps, batch.mask)
+    ratio = jnp.broadcast_to(sequence[:, None], ratio.shape)
+  if config.name in ("gspo", "clipped_surrogate"):
+    return clipping.outside_clip(
+      ratio,
+      advantages,
+      clip_low=config.clip_low,
+      clip_high=config.clip_high,
+    )
+  return jnp.zeros(ratio.shape, bool)
+
+
 def _sums(
   logps: Float[Array, "B T"],
   spread: Float[Array, "B T"],
   batch: Batch,
   counted: Bool[Array, "B T"],
+  advantages: Float[Array, " B"],
   config: LossConfig,
 ) -> dict[str, Array]:
   """Sums and extremes over the counted tokens of a micro-batch."""
@@ -243,7 +283,10 @@ def _sums(
     "tokens": counted.sum(dtype=jnp.float32),
     "entropy": total(spread),
     "ratio": total(ratio),
-    "capped": total((ratio > config.clip_max).astype(jnp.float32)),
+    "clipped": total(
+      _clipped(logps, ratio, batch, advantages, config).astype(jnp.float32)
+    ),
+    "kl": total(losses.behavior_kl(logps, batch.behavior_logps)),
     "gap": total(gap),
     "ratio_max": jnp.max(jnp.where(counted, ratio, 0.0)),
     "ratio_min": jnp.min(jnp.where(counted, ratio, jnp.inf)),

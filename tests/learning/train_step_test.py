@@ -237,12 +237,12 @@ def test_metrics_of_a_stale_batch_are_its_own(updates, slow):
     ("ratio_mean", ratio.mean()),
     ("ratio_max", ratio.max()),
     ("ratio_min", ratio.min()),
-    ("capped_fraction", (ratio > LossConfig().clip_max).mean()),
+    ("clip_fraction", (ratio > LossConfig().clip_max).mean()),
     ("logp_gap_mean", np.abs(gap).mean()),
     ("logp_gap_max", np.abs(gap).max()),
   ):
     assert metrics[name] == pytest.approx(expected, rel=1e-4), name
-  assert metrics["capped_fraction"] > 0.0
+  assert metrics["clip_fraction"] > 0.0
   table, spread = weights(nnx.state(small_policy(ONE_LAYER))), []
   for b in np.flatnonzero(KEPT):
     rows = reference.forward(table, ONE_LAYER, batch.tokens[b])
@@ -258,7 +258,7 @@ def test_on_policy_ratios_are_one_and_the_gap_is_none(updates):
   for name in ("ratio_mean", "ratio_max", "ratio_min"):
     assert metrics[name] == pytest.approx(1.0, abs=1e-4)
   assert 0.0 <= metrics["logp_gap_max"] <= 1e-4
-  assert metrics["capped_fraction"] == 0.0
+  assert metrics["clip_fraction"] == 0.0
 
 
 def test_ratios_are_anchored_on_the_recorded_log_probs(updates):
@@ -369,10 +369,18 @@ def test_weights_are_those_of_the_whole_batch(
 def test_every_loss_is_reachable_and_they_differ():
   logps = jnp.array([[-1.0, -2.0, -0.5]])
   behavior = jnp.array([[-3.0, -1.0, -0.5]])
+  batch = Batch(
+    tokens=jnp.zeros((1, 3), jnp.int32),
+    segment_ids=jnp.ones((1, 3), jnp.int32),
+    mask=jnp.ones((1, 3), bool),
+    behavior_logps=behavior,
+    correct=jnp.ones((1,), jnp.int32),
+    rewards=jnp.ones((1,)),
+  )
   slopes = {
     name: jax.grad(
       lambda x, loss=loss, name=name: loss(
-        x, behavior, jnp.array([0.5]), LossConfig(name=name)
+        x, batch, jnp.array([0.5]), LossConfig(name=name, clip_high=3.0)
       ).sum()
     )(logps).tolist()
     for name, loss in train_step.LOSSES.items()
@@ -381,4 +389,12 @@ def test_every_loss_is_reachable_and_they_differ():
   np.testing.assert_allclose(slopes["reinforce"], [[-0.5, -0.5, -0.5]])
   np.testing.assert_allclose(
     slopes["cispo"], [[-2.0, -0.5 * np.exp(-1.0), -0.5]], rtol=1e-6
+  )
+  # ρ = e², e⁻¹, 1: the first is above 4 and pushed up, so it learns no more.
+  np.testing.assert_allclose(
+    slopes["clipped_surrogate"], [[0.0, -0.5 * np.exp(-1.0), -0.5]], rtol=1e-6
+  )
+  # s = exp(mean of 2, −1, 0), the same for all tokens.
+  np.testing.assert_allclose(
+    slopes["gspo"], [[-0.5 * np.exp(1 / 3)] * 3], rtol=1e-6
   )

@@ -147,6 +147,22 @@ def test_a_stop_comes_at_a_step_boundary(k, schedule):
   assert state["ledger"]["version"] == 2
 
 
+def test_a_stop_asked_during_an_update_waits_for_its_end():
+  pipeline = parts.make_pipeline(k=3, steps=6)
+  asked = []
+
+  def during_an_update():
+    if pipeline.ledger.version == 2 and pipeline.learner.running:
+      asked.append(pipeline.ledger.version)
+    return bool(asked)
+
+  recording = parts.finish(pipeline, should_stop=during_an_update)
+  assert asked
+  assert recording.steps == [1, 2, 3]
+  assert not pipeline.learner.running
+  assert int(pipeline.state_dict()["learner"].step) == 3
+
+
 def test_a_stop_before_anything_has_started_does_nothing():
   pipeline = parts.make_pipeline()
   recording = parts.finish(pipeline, should_stop=lambda: True)

@@ -54,9 +54,9 @@ def _state(seed=0):
 def _blank(tree):
   """The same structure with other contents."""
   return jax.tree.map(
-    lambda x: jnp.zeros_like(x)
-    if isinstance(x, jax.Array)
-    else np.zeros_like(x),
+    lambda x: (
+      jnp.zeros_like(x) if isinstance(x, jax.Array) else np.zeros_like(x)
+    ),
     tree,
   )
 

@@ -1,6 +1,7 @@
 """A workdir belongs to one config and says what its bits depend on."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -13,9 +14,12 @@ from scalerl_jax.run import host, workdir
 from scalerl_jax.run.workdir import claim_workdir, provenance
 from tests.runs import TINY, vary
 
+TINY_DICT = config_lib.to_dict(TINY)
+FOLDER = pathlib.Path(workdir.__file__).parent
+
 
 def _refusal(folder, config):
-  with pytest.raises(ValueError) as caught:
+  with pytest.raises(ValueError, match=r".") as caught:
     claim_workdir(folder, config)
   assert "\n" not in str(caught.value)
   return str(caught.value)
@@ -39,9 +43,6 @@ def test_the_same_config_may_come_back_and_changes_nothing(tmp_path):
   before = path.read_bytes()
   claim_workdir(tmp_path / "one", config_lib.from_dict(TINY_DICT))
   assert path.read_bytes() == before
-
-
-TINY_DICT = config_lib.to_dict(TINY)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,7 @@ def test_provenance_says_what_bits_depend_on(monkeypatch):
 def test_provenance_names_the_commit_of_the_package(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)  # wherever the command is given
   asked = subprocess.run(
-    ["git", "-C", str(workdir.pathlib.Path(workdir.__file__).parent)]
-    + ["rev-parse", "HEAD"],
+    ["git", "-C", str(FOLDER), "rev-parse", "HEAD"],
     capture_output=True,
     text=True,
     check=False,
