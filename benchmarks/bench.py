@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 
+from scalerl_jax.run.host import visible_cores
+
 REPEATS = 5
 
 
@@ -221,7 +223,7 @@ def overlap() -> None:
 
 def main() -> None:
   """All figures, each in its own process."""
-  cores = sorted(os.sched_getaffinity(0))
+  cores = list(range(visible_cores()))
   run_alone("sampling", cores[:1])
   run_alone("learning", cores[:1])
   run_alone("overlap", cores[:2])

@@ -7,6 +7,7 @@ one `dataclasses.replace`. No function below `run/` receives the whole of it.
 import dataclasses
 import hashlib
 import json
+import math
 from typing import Any
 
 AGGREGATIONS = (
@@ -21,6 +22,7 @@ ZERO_VARIANCE = ("drop", "keep")
 SCHEDULES = ("logical", "wall")
 DTYPES = ("float32", "bfloat16")
 TASKS = ("chain_arithmetic", "jsonl")
+MAX_SEED = 2**32  # a larger one would give the random numbers of a smaller
 COMPUTE_AXES = (
   "step",
   "trained_tokens",
@@ -36,6 +38,21 @@ def _check(condition: bool, name: str, rule: str, value: Any, mend: str = ""):
   if not condition:
     mend = f"; {mend}" if mend else ""
     raise ValueError(f"{name} must be {rule}, got {value!r}{mend}")
+
+
+def _check_types(section: str, values: Any) -> None:
+  """Each field of a section has the type of its default, and is finite."""
+  for field in dataclasses.fields(values):
+    value, kind = getattr(values, field.name), type(field.default)
+    name = f"{section}.{field.name}"
+    widened = kind is float and type(value) is int
+    _check(
+      type(value) is kind or widened, name, f"of type {kind.__name__}", value
+    )
+    if kind is float:
+      _check(math.isfinite(value), name, "finite", value)
+    if field.name == "seed":
+      _check(0 <= value < MAX_SEED, name, "in 0 .. 2³²−1", value)
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -57,8 +74,8 @@ class RunConfig:
   forecast_level: float = 0.9  # probability held by the forecast band
 
   def __post_init__(self):
+    _check_types("run", self)
     _positive("run", {"steps": self.steps})
-    _check(self.seed >= 0, "run.seed", "0 or more", self.seed)
     _choice("run.forecast_axis", self.forecast_axis, COMPUTE_AXES)
     _check(
       0.0 < self.forecast_level < 1.0,
@@ -82,8 +99,8 @@ class TaskConfig:
   path: str = ""  # jsonl: one {"prompt": ..., "answer": ...} a line
 
   def __post_init__(self):
+    _check_types("task", self)
     _choice("task.name", self.name, TASKS)
-    _check(self.seed >= 0, "task.seed", "0 or more", self.seed)
     _positive(
       "task",
       {
@@ -129,6 +146,7 @@ class SupervisedConfig:
   stop_early_share: float = 0.20  # answers before the chain has ended
 
   def __post_init__(self):
+    _check_types("supervised", self)
     _positive(
       "supervised",
       {
@@ -172,6 +190,7 @@ class ModelConfig:
   dtype: str = "float32"  # of the body; the head is float32 always
 
   def __post_init__(self):
+    _check_types("model", self)
     _positive(
       "model",
       {
@@ -213,6 +232,7 @@ class SamplerConfig:
   top_p: float = 1.0  # 1: off
 
   def __post_init__(self):
+    _check_types("sampler", self)
     _positive(
       "sampler",
       {
@@ -236,6 +256,7 @@ class BatchConfig:
   micro_batch: int = 64  # completions a forward and backward pass
 
   def __post_init__(self):
+    _check_types("batch", self)
     _positive(
       "batch",
       {
@@ -271,6 +292,7 @@ class LossConfig:
   zero_variance: str = "drop"
 
   def __post_init__(self):
+    _check_types("loss", self)
     _choice("loss.name", self.name, LOSSES)
     clips = {"clip_max": self.clip_max, "clip_high": self.clip_high}
     _positive("loss", clips)
@@ -295,6 +317,7 @@ class OptimizerConfig:
   clip_norm: float = 1.0
 
   def __post_init__(self):
+    _check_types("optimizer", self)
     _positive(
       "optimizer",
       {
@@ -332,6 +355,7 @@ class PipelineConfig:
   fsdp: int = 1  # devices that share parameters and optimiser, trainer mesh
 
   def __post_init__(self):
+    _check_types("pipeline", self)
     _check(
       self.max_staleness >= 0,
       "pipeline.max_staleness",
@@ -364,6 +388,7 @@ class EvaluationConfig:
   seed: int = 1_000_003
 
   def __post_init__(self):
+    _check_types("evaluation", self)
     _positive("evaluation", {"every": self.every, "samples": self.samples})
 
 
@@ -375,6 +400,7 @@ class CheckpointConfig:
   keep: int = 2
 
   def __post_init__(self):
+    _check_types("checkpoint", self)
     _positive("checkpoint", {"every": self.every, "keep": self.keep})
 
 
@@ -395,6 +421,9 @@ class Config:
   checkpoint: CheckpointConfig = CheckpointConfig()
 
   def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value, kind = getattr(self, field.name), type(field.default)
+      _check(isinstance(value, kind), field.name, f"a {kind.__name__}", value)
     _check(
       self.sampler.slots >= self.batch.group_size,
       "sampler.slots",
@@ -431,6 +460,10 @@ def from_dict(values: dict[str, Any]) -> Config:
   True
   """
   config = Config()
+  known = [field.name for field in dataclasses.fields(config)]
+  for section, fields in values.items():
+    _check(section in known, "a config section", ", ".join(known), section)
+    _check(isinstance(fields, dict), section, "a dictionary of fields", fields)
   return override(
     config,
     {

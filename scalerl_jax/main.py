@@ -32,6 +32,9 @@ def main(argv: list[str]) -> None:
   except FloatingPointError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
+  except KeyboardInterrupt:
+    print("interrupted; the same command starts again from the last saved step")
+    sys.exit(130)
 
 
 def run() -> None:

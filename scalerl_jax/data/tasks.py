@@ -5,7 +5,9 @@ A task names its verifier; the verifiers themselves are in `rewards/`.
 
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -39,6 +41,15 @@ class Task:
 
   def __post_init__(self):
     prompts.check_split(self.train, self.heldout)
+
+  def fingerprint(self) -> str:
+    """12 hex digits that name all prompts, answers and the vocabulary."""
+    digest = hashlib.sha256()
+    for prompt in [*self.train, *itertools.chain(*self.heldout.values())]:
+      line = json.dumps([prompt.uid, prompt.text, prompt.answer])
+      digest.update(line.encode())
+    digest.update(json.dumps(self.tokenizer.pieces).encode())
+    return digest.hexdigest()[:12]
 
   def verify(self, prompt: Prompt, completion: str, *, ended: bool) -> bool:
     """Whether `completion` is right; `ended`: the policy drew an end token."""

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from scalerl_jax.learning.optimizer import init_sharded
 from scalerl_jax.learning.train_step import (
   LearnerState,
   TrainSettings,
@@ -34,19 +34,9 @@ class Learner:
     self.settings = settings
     with jax.set_mesh(mesh):
       params = jax.tree.map(jnp.copy, params)
-      # Moments are cut as their parameters are; a jitted init alone would
-      # give every device all of them.
-      shardings = optax.tree_utils.tree_map_params(
-        settings.optimizer,
-        lambda _, param: param.sharding,
-        jax.eval_shape(settings.optimizer.init, params),
-        params,
-        transform_non_params=lambda _: replicated(mesh),
-      )
-      init = jax.jit(settings.optimizer.init, out_shardings=shardings)
       self.state = LearnerState(
         params=params,
-        optimizer=init(params),
+        optimizer=init_sharded(settings.optimizer, params, mesh),
         step=jax.device_put(jnp.zeros((), jnp.int32), replicated(mesh)),
       )
     shardings = jax.tree.map(lambda x: x.sharding, self.state)

@@ -1,8 +1,14 @@
 """AdamW after a clip by global norm, with the paper's tiny epsilon."""
 
+from typing import Any
+
+import jax
 import optax
+from flax import nnx
+from jax.sharding import Mesh
 
 from scalerl_jax.config import OptimizerConfig
+from scalerl_jax.models.sharding import replicated
 
 
 def warmup_constant(learning_rate: float, warmup_steps: int) -> optax.Schedule:
@@ -36,3 +42,20 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
       weight_decay=config.weight_decay,
     ),
   )
+
+
+def init_sharded(
+  optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh
+) -> Any:
+  """The optimiser's first state, moments cut as their parameters are.
+
+  A jitted init alone would give every device all of them.
+  """
+  shardings = optax.tree_utils.tree_map_params(
+    optimizer,
+    lambda _, param: param.sharding,
+    jax.eval_shape(optimizer.init, params),
+    params,
+    transform_non_params=lambda _: replicated(mesh),
+  )
+  return jax.jit(optimizer.init, out_shardings=shardings)(params)

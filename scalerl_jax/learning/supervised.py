@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.config import SupervisedConfig
+from scalerl_jax.learning.optimizer import init_sharded
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import batch_sharding, replicated
 from scalerl_jax.objectives.logprobs import token_logps
@@ -83,15 +84,15 @@ def train_supervised(
   The loss is a device array: read it seldom, and the host stays ahead.
   """
   optimizer = supervised_optimizer(config)
-  step = jax.jit(
-    functools.partial(supervised_step, policy=policy, optimizer=optimizer),
-    donate_argnums=(0, 1),
-  )
   with jax.set_mesh(mesh):
     params = jax.tree.map(jnp.copy, params)
-    state = jax.jit(optimizer.init)(params)
-    state = jax.tree.map(
-      lambda x: x if x.ndim else jax.device_put(x, replicated(mesh)), state
+    state = init_sharded(optimizer, params, mesh)
+    held = jax.tree.map(lambda x: x.sharding, (params, state))
+    # Left to itself, the compiler would shard what comes out as it likes.
+    step = jax.jit(
+      functools.partial(supervised_step, policy=policy, optimizer=optimizer),
+      donate_argnums=(0, 1),
+      out_shardings=(*held, replicated(mesh)),
     )
     for done in range(1, config.steps + 1):
       batch = next(batches)

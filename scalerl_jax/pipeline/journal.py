@@ -12,24 +12,22 @@ class Journal:
   version), `update` (step, groups), `publish` (version).
 
   Args:
-    path: the file; events after `chunk` are cut when it exists already.
-    chunk: decoded chunks of the state that the run goes on from.
+    path: the file; a new run starts it empty.
+    events: how many the state that the run goes on from had written; what
+      stands behind them is cut off.
   """
 
-  def __init__(self, path: pathlib.Path, *, chunk: int = 0):
-    kept = []
-    if path.exists():
-      for line in path.read_text().splitlines():
-        if json.loads(line)["at_chunk"] > chunk:
-          break
-        kept.append(line + "\n")
-    path.write_text("".join(kept))
+  def __init__(self, path: pathlib.Path, *, events: int = 0):
+    lines = path.read_text().splitlines(keepends=True) if events else []
+    path.write_text("".join(lines[:events]))
+    self.events = events
     self._file: TextIO = path.open("a")
 
   def write(self, event: str, at_chunk: int, **fields: Any) -> None:
     """One event at a chunk count."""
     line = {"event": event, "at_chunk": at_chunk, **fields}
     self._file.write(json.dumps(line) + "\n")
+    self.events += 1
 
   def flush(self) -> None:
     """Everything written so far, onto the disk."""

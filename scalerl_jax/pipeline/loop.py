@@ -28,7 +28,7 @@ from scalerl_jax.sampling.sampler import (
   Sampler,
   empty_rollout,
 )
-from scalerl_jax.types import FinishReason
+from scalerl_jax.types import FinishReason, Rollout
 
 POLL_SECONDS = 5e-4
 
@@ -42,6 +42,8 @@ class Totals:
   drawn_tokens: int = 0  # in decode steps, half-written ones included
   generated_tokens: int = 0  # of finished completions
   prompt_tokens: int = 0  # prefilled
+  prefilled_rows: int = 0  # prompts that were computed, padding rows included
+  waits_for_oldest: int = 0  # chunks started while an old group held a batch up
   trained_tokens: int = 0  # completion tokens of all batches
   skipped_steps: int = 0
   micro_batches: int = 0
@@ -106,6 +108,7 @@ class Pipeline:
     )
     self.totals = Totals()
     self.admitted = 0
+    self.events = 0  # journal lines of the state that the run goes on from
     self.learner_watch = Stopwatch("learner")
     self.sampler_watch = Stopwatch("sampler")
     self._prompts = {prompt.uid: prompt for prompt in task.train}
@@ -113,6 +116,7 @@ class Pipeline:
     self._examples: list[Scored] = []
     self._on_step: Callable[[StepEvent], None] = lambda event: None
     self._pauses_at: Callable[[int], bool] = lambda step: True
+    self._should_stop: Callable[[], bool] = lambda: False
     self._chunk_in_air = False
     self._ended: Finished | None = None
     self._resumed_at = 0.0
@@ -134,6 +138,7 @@ class Pipeline:
         wall schedule waits for the chunk in the air then.
     """
     self._on_step, self._pauses_at = on_step, pauses_at
+    self._should_stop = should_stop
     self._resumed_at = time.perf_counter()
     if not self._published:
       self.publish_weights()
@@ -171,7 +176,8 @@ class Pipeline:
       return
     while self.clock is None and not self.sampler.ready:
       # The wall schedule does not let the learner wait for a chunk's end.
-      pause = self._pauses_at(self.ledger.version + 1)
+      # A stop needs a moment without an update.
+      pause = self._should_stop() or self._pauses_at(self.ledger.version + 1)
       if self.learner.running and self.learner.ready and not pause:
         self._finish_update()
         self._start_update()
@@ -209,12 +215,13 @@ class Pipeline:
         )
         self.admitted += 1
         groups.append(group)
-      self.sampler.insert(params, version, groups)
+      self.totals.prefilled_rows += self.sampler.insert(params, version, groups)
     if self.sampler.busy:
       self.sampler.start_chunk(params, version)
       self.sampler_watch.start(self.sampler.chunk_arrays)
       self._chunk_in_air = True
       self.totals.chunks += 1
+      self.totals.waits_for_oldest += self.ledger.blocked_on() == "oldest"
       self._write("chunk", version=version)
 
   def _score(self) -> None:
@@ -224,6 +231,7 @@ class Pipeline:
     if not indices:
       return
     rollouts = [self.store.in_flight.pop(index) for index in indices]
+    self._check_finite(indices, rollouts)
     tokens = np.concatenate([r.tokens for r in rollouts])
     lengths = np.concatenate([r.length for r in rollouts])
     finish = np.concatenate([r.finish for r in rollouts])
@@ -242,6 +250,19 @@ class Pipeline:
     while (scored := self.transport.get()) is not None:
       self.store.queued[scored.index] = scored
       self.ledger.finish(scored.index)
+
+  def _check_finite(
+    self, indices: Sequence[int], rollouts: Sequence[Rollout]
+  ) -> None:
+    """Tokens drawn from logits that are not finite may not even be tokens."""
+    if not all(np.isfinite(r.behavior_logps).all() for r in rollouts):
+      drawn = [
+        Scored(index, rollout, np.zeros_like(rollout.length))
+        for index, rollout in zip(indices, rollouts, strict=True)
+      ]
+      raise NonFiniteError(
+        self.ledger.version, "log-probs of sampled tokens", drawn
+      )
 
   def _settle(self) -> None:
     """Files what ended: after the next chunk was dispatched, so that the
@@ -279,7 +300,11 @@ class Pipeline:
     if self.clock is not None:
       self.clock.publish()
     if not all(np.isfinite(metrics[n]) for n in ("loss", "gradient_norm")):
-      raise NonFiniteError(self.ledger.version + 1, metrics, self._examples)
+      raise NonFiniteError(
+        self.ledger.version + 1,
+        f"loss {metrics['loss']} and gradient norm {metrics['gradient_norm']}",
+        self._examples,
+      )
     self.ledger.publish()
     self.publish_weights()
     self.totals.skipped_steps += int(metrics["skipped"])
@@ -303,8 +328,9 @@ class Pipeline:
     self._write("publish", version=version)
 
   def _check_alive(self) -> None:
-    waiting = self._chunk_in_air or self.learner.running or self.store.queued
-    if self.ledger.done or waiting or self.ledger.admissible():
+    if self.ledger.done or self._chunk_in_air or self.learner.running:
+      return
+    if self.ledger.admissible() or self.ledger.next_batch() is not None:
       return
     raise RuntimeError(
       "the pipeline has stopped: nothing is in flight, nothing may start and"
@@ -337,7 +363,11 @@ class Pipeline:
       "store": self.store.state_dict(),
       "ledger": self.ledger.state_dict(),
       "stream": self.stream.state(),
-      "counters": {**counters, "admitted": np.asarray(self.admitted)},
+      "counters": {
+        **counters,
+        "admitted": np.asarray(self.admitted),
+        "events": np.asarray(self.journal.events if self.journal else 0),
+      },
     }
 
   def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -351,19 +381,17 @@ class Pipeline:
     self.stream.restore(state["stream"])
     counters = {name: v.item() for name, v in state["counters"].items()}
     self.admitted = counters.pop("admitted")
+    self.events = counters.pop("events")
     self.totals = Totals(**counters)
     self.publish_weights()
 
 
 class NonFiniteError(FloatingPointError):
-  """An update with a loss or gradient that is not finite; holds its batch."""
+  """A step whose numbers are not finite; holds the groups that had them."""
 
-  def __init__(
-    self, step: int, metrics: dict[str, float], batch: Sequence[Scored]
-  ):
+  def __init__(self, step: int, what: str, batch: Sequence[Scored]):
     super().__init__(
-      f"step {step} has loss {metrics['loss']} and gradient norm"
-      f" {metrics['gradient_norm']}; nothing was published"
+      f"step {step} has {what} that are not finite; nothing was published"
     )
     self.step = step
     self.batch = batch

@@ -189,18 +189,13 @@ class Compute:
       row_tokens=self._row_tokens,
     )
 
-  def spent_on_generation(self, totals: Totals) -> float:
-    """FLOPs that the generator mesh computed.
-
-    A lower bound: prefill is counted without its padding, which the counters
-    do not hold (at the quickstart's shape all prefill is a tenth of this).
-    """
-    prompt_tokens = self._sampler.max_prompt_tokens
+  def spent_on_generation(self, totals: Counters) -> float:
+    """FLOPs that the generator mesh computed."""
     return prefill_flops(
       self._model,
       vocab_size=self._vocab_size,
-      prompts=totals.prompt_tokens / prompt_tokens,
-      prompt_tokens=prompt_tokens,
+      prompts=totals.prefilled_rows,
+      prompt_tokens=self._sampler.max_prompt_tokens,
     ) + forward_flops(
       self._model,
       vocab_size=self._vocab_size,

@@ -71,6 +71,11 @@ class Evaluator:
       Group(i, prompt.uid, 0, prompt.tokens) for i, prompt in enumerate(heldout)
     ]
     rollouts = self._sampler.generate(params, 0, groups)
+    if not all(np.isfinite(r.behavior_logps).all() for r in rollouts):
+      raise FloatingPointError(
+        "an evaluation drew tokens with log-probs that are not finite: the"
+        " policy has diverged; lower optimizer.learning_rate"
+      )
     tokens = np.concatenate([r.tokens for r in rollouts])
     lengths = np.stack([r.length for r in rollouts])
     finish = np.stack([r.finish for r in rollouts])

@@ -8,7 +8,9 @@ import os
 
 def visible_cores() -> int:
   """Cores that this process may use."""
-  return len(os.sched_getaffinity(0))
+  # Not on every system: macOS has no affinity.
+  affinity = getattr(os, "sched_getaffinity", None)
+  return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def prepare_cpu() -> None:

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
-from scalerl_jax.models.sharding import make_mesh
+from scalerl_jax.models.sharding import check_heads, make_mesh
 
 
 class Meshes(NamedTuple):
@@ -35,7 +35,10 @@ def make_meshes(config: Config) -> Meshes:
   pipeline = config.pipeline
   devices = jax.local_devices()
   on_cpu = devices[0].platform == "cpu"
-  if len(devices) == 1:
+  check_heads(
+    config.model.num_heads, config.model.num_kv_heads, pipeline.tensor
+  )
+  if len(devices) == 1 and not pipeline.generator_devices:
     generator = trainer = devices
   else:
     default = pipeline.tensor if on_cpu else len(devices) // 2

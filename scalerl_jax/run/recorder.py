@@ -70,7 +70,7 @@ class Recorder:
     self._cut_steps = 0
 
   def wall_seconds(self) -> float:
-    """Seconds of all sittings, everything included."""
+    """Seconds of all sittings, from the end of compilation on."""
     return self._seconds_before + time.perf_counter() - self._started
 
   def evaluates_at(self, step: int) -> bool:
@@ -144,6 +144,9 @@ class Recorder:
       "generated_tokens": totals.generated_tokens,
       "trained_tokens": totals.trained_tokens,
       "skipped_steps": totals.skipped_steps,
+      "oldest_wait_share": check_share(
+        "oldest_wait_share", totals.waits_for_oldest / max(totals.chunks, 1)
+      ),
       "flops_full": self._compute.full(event.step, totals.trained_tokens),
       "flops_spent": self._compute.spent(totals),
       "time/step_seconds": seconds,
@@ -161,8 +164,11 @@ class Recorder:
   def _forecast_fields(self) -> dict[str, float]:
     if self._forecast is None:
       return {}
+    # A forecast against time differs between equal runs, as time does.
+    timed = self.config.run.forecast_axis.endswith("_seconds")
+    prefix = "time/forecast" if timed else "forecast"
     names = ("mean", "low", "high")
-    return {f"forecast/{n}": getattr(self._forecast, n) for n in names}
+    return {f"{prefix}/{n}": getattr(self._forecast, n) for n in names}
 
   def _forecast_end(self, name: str, step: int) -> Forecast | None:
     """The run's end as seen from here: its compute scaled by the steps left."""

@@ -1,6 +1,7 @@
 """A whole run: everything is built and checked, then trained, then reported."""
 
 import dataclasses
+import os
 import pathlib
 import signal
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import Recorder
 from scalerl_jax.run.report import Summary, write_report
 from scalerl_jax.run.warm_start import base_policy, cache_folder
-from scalerl_jax.run.workdir import claim_workdir
+from scalerl_jax.run.workdir import check_workdir, claim_workdir
 from scalerl_jax.sampling.sampler import Sampler, warp_settings
 
 
@@ -57,11 +58,12 @@ class Run:
     self.config = config
     self.workdir = pathlib.Path(workdir)
     self.meshes = make_meshes(config)
-    claim_workdir(self.workdir, config)
+    check_workdir(self.workdir, config)
+    stored = self.workdir / "tokenizer.model"
     self.task = load_task(
       config.task,
       config.supervised,
-      self.workdir / "tokenizer.model",
+      stored if stored.exists() else None,
       max_prompt_tokens=config.sampler.max_prompt_tokens,
     )
     if self.task.max_turns != 1:
@@ -69,7 +71,9 @@ class Run:
         f"task {self.task.name!r} takes {self.task.max_turns} turns; this"
         " version trains on tasks of one turn"
       )
-    self._stop = False
+    claim_workdir(self.workdir, config)
+    self.task.tokenizer.save(stored)
+    self._stop = self._training = False
 
   def train(
     self, wrap_transport: Callable[[Transport], Transport] = lambda t: t
@@ -162,7 +166,8 @@ class Run:
       chunks_per_step=config.pipeline.chunks_per_step,
     )
     self._restore()
-    self._compile(sampler, generator_params)
+    if not self.pipeline.ledger.done:
+      self._compile(sampler, generator_params)
 
   def _restore(self) -> None:
     """The newest saved state, if any, and files cut back to it."""
@@ -177,7 +182,7 @@ class Run:
       self.pipeline.load_state_dict(state)
     self.writer = MetricsWriter(self.workdir, resume_step=self.resumed)
     self.pipeline.journal = Journal(
-      self.workdir / "journal.jsonl", chunk=self.pipeline.totals.chunks
+      self.workdir / "journal.jsonl", events=self.pipeline.events
     )
 
   def _compile(self, sampler: Sampler, params: nnx.State) -> None:
@@ -205,12 +210,15 @@ class Run:
         progress=progress,
         seconds_before=self._seconds_before,
       )
+      for name in self.writer.set_aside:
+        progress.say(f"{name} of an earlier run is now {name}.old")
       if self.resumed is None:
         self.pipeline.publish_weights()
         self.recorder.evaluate(0)  # version 0, before the first update
         self._save()
       else:
         progress.say(f"going on from step {self.resumed}")
+      self._training = True
       self.pipeline.run(
         self._on_step,
         lambda: self._stop,
@@ -234,11 +242,12 @@ class Run:
 
   def _on_signal(self, number: int, frame: Any) -> None:
     del frame
-    if self._stop:  # asked twice: now
+    if self._stop or not self._training:  # asked twice, or nothing to save
       raise KeyboardInterrupt
     self._stop = True
+    # Not print: it may be what was interrupted.
     name = signal.Signals(number).name
-    print(f"\n{name}: stopping at the next step boundary", flush=True)
+    os.write(1, f"\n{name}: stopping at the next step boundary\n".encode())
 
   def _state(self, wall_seconds: float) -> dict[str, Any]:
     return {

@@ -61,7 +61,7 @@ def base_policy(
     supervised,
     model,
     [RECIPE_VERSION, jax.__version__, mesh.size, mesh.devices.flat[0].platform],
-    list(task.tokenizer.pieces),
+    task.fingerprint(),  # also of a file's content
   )
   folder = cache_folder() / "base" / key
   if folder.exists():

@@ -14,38 +14,82 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config
 from scalerl_jax.run.host import visible_cores
 
+CONFIG = "config.json"
 
-def claim_workdir(workdir: pathlib.Path, config: Config) -> None:
-  """Writes `config.json`, or checks that the one there says the same.
+
+# What a run's bits depend on besides its config, by the name in config.json.
+MACHINE = ("machine", "device_kind", "devices", "visible_cores", "xla_flags")
+
+
+def check_workdir(workdir: pathlib.Path, config: Config) -> None:
+  """Refuses a workdir that does not belong to this config; writes nothing.
+
+  Warns in one sentence each when the run goes on where its bits may differ.
 
   Raises:
-    ValueError: the workdir belongs to a run of another config.
+    ValueError: a file, a folder of something else, or a run of another config.
   """
-  path = workdir / "config.json"
-  values = config_lib.to_dict(config)
-  if path.exists():
-    held = json.loads(path.read_text())["config"]
-    names = sorted(
-      f"{section}.{field}"
-      for section in {*values, *held}
-      for field in {*values.get(section, {}), *held.get(section, {})}
-      if values.get(section, {}).get(field) != held.get(section, {}).get(field)
-    )
-    if names:
+  if workdir.exists() and not workdir.is_dir():
+    raise ValueError(f"workdir {str(workdir)!r} must be a folder, it is a file")
+  path = workdir / CONFIG
+  if not path.exists():
+    if workdir.exists() and any(workdir.iterdir()):
       raise ValueError(
-        f"workdir {str(workdir)!r} belongs to a run of another config (it"
-        f" differs in {', '.join(names)}); use another --workdir"
+        f"workdir {str(workdir)!r} holds files but no {CONFIG}; use a new"
+        " --workdir"
       )
     return
-  if workdir.exists() and any(workdir.iterdir()):
-    raise ValueError(
-      f"workdir {str(workdir)!r} holds files but no config.json; use a new"
-      " --workdir"
-    )
-  workdir.mkdir(parents=True, exist_ok=True)
-  path.write_text(
-    json.dumps({"config": values, "provenance": provenance()}, indent=1)
+  held, before = _read(path)
+  values = config_lib.to_dict(config)
+  names = sorted(
+    f"{section}.{field}"
+    for section in {*values, *held}
+    for field in {*values.get(section, {}), *held.get(section, {})}
+    if values.get(section, {}).get(field) != held.get(section, {}).get(field)
   )
+  if names:
+    raise ValueError(
+      f"workdir {str(workdir)!r} belongs to a run of another config (it"
+      f" differs in {', '.join(names)}); use another --workdir"
+    )
+  now = provenance()
+  for name in MACHINE:
+    if before.get(name) != now[name]:
+      print(
+        f"warning: {name} was {before.get(name)!r} and is {now[name]!r}: what"
+        " follows is not bit for bit what the run would have been",
+        flush=True,
+      )
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Config and provenance of a `config.json`."""
+  try:
+    whole = json.loads(path.read_text())
+    held, before = dict(whole["config"]), dict(whole.get("provenance", {}))
+    return {name: dict(fields) for name, fields in held.items()}, before
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(
+      f"{str(path)!r} must be the {CONFIG} of a run, and cannot be read as one;"
+      " use another --workdir"
+    ) from error
+
+
+def claim_workdir(workdir: pathlib.Path, config: Config) -> None:
+  """`check_workdir`, then writes `config.json` if there is none.
+
+  Raises:
+    ValueError: as `check_workdir`.
+  """
+  check_workdir(workdir, config)
+  path = workdir / CONFIG
+  if path.exists():
+    return
+  workdir.mkdir(parents=True, exist_ok=True)
+  whole = {"config": config_lib.to_dict(config), "provenance": provenance()}
+  partial = path.with_suffix(".partial")
+  partial.write_text(json.dumps(whole, indent=1))
+  partial.rename(path)
 
 
 def provenance() -> dict[str, Any]:
@@ -57,16 +101,9 @@ def provenance() -> dict[str, Any]:
       versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
       versions[name] = "not installed"
-  asked = subprocess.run(
-    ["git", "rev-parse", "HEAD"],
-    cwd=pathlib.Path(__file__).parent,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
   device = jax.local_devices()[0]
   return {
-    "commit": asked.stdout.strip() or "unknown",
+    "commit": _commit(),
     "versions": versions,
     "python": platform.python_version(),
     "machine": platform.processor() or platform.machine(),
@@ -75,3 +112,21 @@ def provenance() -> dict[str, Any]:
     "visible_cores": visible_cores(),
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
   }
+
+
+def _commit() -> str:
+  """Of the checkout that the package runs from."""
+
+  def git(*words: str) -> str:
+    return subprocess.run(
+      ["git", *words],
+      cwd=pathlib.Path(__file__).parent,
+      capture_output=True,
+      text=True,
+      check=False,
+    ).stdout.strip()
+
+  try:
+    return git("rev-parse", "HEAD") or "unknown"
+  except OSError:  # no git on this machine
+    return "unknown"

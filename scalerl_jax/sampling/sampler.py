@@ -143,8 +143,11 @@ class Sampler:
 
   def insert(
     self, params: nnx.State, version: int, groups: Sequence[Group]
-  ) -> None:
+  ) -> int:
     """Prefills prompts and draws the first token of their completions.
+
+    Returns:
+      Prompts that were computed, padding rows included.
 
     Raises:
       ValueError: more groups than `room`, or a prompt over the budget.
@@ -160,7 +163,7 @@ class Sampler:
           f"prompt {group.uid} has {len(group.tokens)} tokens; prompts must"
           f" have 1 to sampler.max_prompt_tokens ({limit})"
         )
-    done = 0
+    done = computed = 0
     while done < len(groups):
       left = len(groups) - done
       size = next(
@@ -168,6 +171,8 @@ class Sampler:
       )
       self._insert_some(params, version, groups[done : done + size], size)
       done += size
+      computed += size
+    return computed
 
   def start_chunk(self, params: nnx.State, version: int) -> None:
     """Dispatches a chunk; it runs while the host goes on."""
@@ -226,6 +231,7 @@ class Sampler:
     """
     if self.busy:
       raise ValueError("the sampler is busy; generate needs it empty")
+    self._rewind()
     waiting = [
       dataclasses.replace(group, index=i) for i, group in enumerate(groups)
     ]
@@ -239,6 +245,14 @@ class Sampler:
       if ended is not None:
         records.append(ended)
     return self._gather(groups, records)
+
+  def _rewind(self) -> None:
+    """The ring from its first column, so that equal calls have equal bits."""
+    cache = self.state.cache
+    cursor = jax.device_put(np.int32(0), cache.cursor.sharding)
+    self.state = dataclasses.replace(
+      self.state, cache=dataclasses.replace(cache, cursor=cursor)
+    )
 
   def _gather(
     self, groups: Sequence[Group], records: Sequence[Finished]

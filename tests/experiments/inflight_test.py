@@ -41,7 +41,7 @@ def test_weights_change_under_completions_and_log_probs_are_exact(checked):
   found, calls = checked
   steps, batch = SHORT.run.steps, SHORT.batch
   assert found["rollouts"] == steps * batch.completions
-  assert found["checked_rollouts"] == len(calls) == steps * batch.prompts
+  assert len(calls) == steps * batch.completions
   assert found["several_versions"] > 0.0
   assert found["max_logp_gap"] <= 1e-4
   # Some of those that were decoded again had their weights switched.

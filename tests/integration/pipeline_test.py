@@ -11,7 +11,7 @@ import pytest
 from scalerl_jax.pipeline.journal import Journal
 from tests.helpers import weights
 from tests.pipeline import parts
-from tests.pipeline.parts import TC, G, P
+from tests.pipeline.parts import G, P
 from tests.reference import transformer as reference
 
 STEPS = 7
@@ -298,7 +298,7 @@ def test_verdicts_are_those_of_the_task(run):
     for row in range(G):
       text = task.tokenizer.decode(rollout.tokens[row, : rollout.length[row]])
       prompt = answers[int(rollout.uid)]
-      ended = bool(rollout.length[row] < TC)
+      ended = rollout.tokens[row, rollout.length[row] - 1] in parts.end_ids()
       right = task.verify(prompt, text, ended=ended)
       assert scored.correct[row] == int(right)
     np.testing.assert_array_equal(
@@ -405,11 +405,11 @@ def test_the_journal_tells_the_schedule(run):
 # Resumed = uninterrupted.
 
 
-def _state_at(step, case):
+def _state_at(step, case, journal=None):
   """The state at a step boundary, on the host, and what was under way."""
   k, chunks_per_step = CASES[case]
   pipeline = parts.make_pipeline(
-    k=k, chunks_per_step=chunks_per_step, steps=STEPS
+    k=k, chunks_per_step=chunks_per_step, steps=STEPS, journal=journal
   )
   saved = {}
 
@@ -501,7 +501,7 @@ def _resumed_journal(path, events, case, state):
   path.write_text("".join(json.dumps(event) + "\n" for event in events))
   # As a run does: restored first, its journal opened then.
   pipeline = _restored(case, state)
-  pipeline.journal = Journal(path, chunk=pipeline.totals.chunks)
+  pipeline.journal = Journal(path, events=pipeline.events)
   parts.finish(pipeline)
   pipeline.journal.close()
   return [json.loads(line) for line in path.read_text().splitlines()]
@@ -526,7 +526,9 @@ def test_the_journal_goes_on_after_a_clean_stop(steps, runs, tmp_path):
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_the_journal_of_a_run_that_went_on_is_cut_back(step, runs, tmp_path):
   run = runs["k3"]
-  state = _state_at(step, "k3")["state"]
+  journal = Journal(tmp_path / "first.jsonl")
+  state = _state_at(step, "k3", journal)["state"]
+  journal.close()
   path = tmp_path / "journal.jsonl"
   # The first run went on after its state was saved, and to its end.
   assert _resumed_journal(path, run.events, "k3", state) == run.events

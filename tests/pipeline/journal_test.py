@@ -39,7 +39,7 @@ def test_events_after_the_state_are_cut_and_new_ones_follow(tmp_path):
   for chunk in (0, 1, 1, 2, 3, 3, 5):
     journal.write("chunk", chunk, version=0)
   journal.close()
-  again = Journal(path, chunk=2)
+  again = Journal(path, events=4)
   again.write("chunk", 3, version=9)
   again.close()
   assert [line["at_chunk"] for line in _lines(path)] == [0, 1, 1, 2, 3]

@@ -44,9 +44,9 @@ SECONDS = 60.0  # after which a run counts as hung
 
 
 def even(answer, completion, *, ended):
-  """A verdict that a policy without any training gets in half of the cases."""
-  del answer, ended
-  return sum(map(ord, completion)) % 2 == 0
+  """A verdict that hangs on all that a verifier is told, and that a policy
+  without any training gets in about half of the cases."""
+  return (sum(map(ord, answer + completion)) + ended) % 2 == 0
 
 
 @functools.cache
@@ -64,6 +64,12 @@ def tiny_task(verifier=even):
     max_prompt_tokens=TP,
   )
   return dataclasses.replace(task, verifier=verifier)
+
+
+def end_ids():
+  """End tokens, a digit among them: from one token to the whole budget."""
+  tokenizer = tiny_task().tokenizer
+  return (*tokenizer.eos_ids, int(tokenizer.encode("0")[0]))
 
 
 class Parts(NamedTuple):
@@ -114,14 +120,12 @@ def _sampler(graph, shardings, params):
   """One sampler for all: its device is always the first."""
   held = _samplers()
   if not held:
-    end = tiny_task().tokenizer
     held["only"] = Sampler(
       graph,
       jax.device_put(params, shardings),
       SAMPLER,
       group_size=G,
-      # A digit too: lengths from one token to the budget.
-      eos_ids=(*end.eos_ids, int(end.encode("0")[0])),
+      eos_ids=end_ids(),
       seed=11,
       mesh=make_mesh(jax.devices()[:1]),
     )

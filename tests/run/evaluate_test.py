@@ -114,6 +114,32 @@ def test_counts_are_those_of_a_slow_judge(evaluator, policy, heldout, found):
   assert 0 < found.truncated.sum() < found.samples.sum()
 
 
+def test_verdicts_stay_with_their_completions(
+  task, evaluator, policy, heldout, monkeypatch
+):
+  # A judge that every prompt's completions divide before.
+  def even(answer, text, *, ended):
+    return (len(text) + ended) % 2 == 0
+
+  told = _judged(evaluator, policy[1], heldout)
+  verdicts = np.array(
+    [
+      [
+        even(None, told[n, row][3], ended=not told[n, row][2])
+        for row in range(SAMPLES)
+      ]
+      for n in range(len(heldout))
+    ]
+  )
+  monkeypatch.setattr(
+    evaluator, "task", dataclasses.replace(task, verifier=even)
+  )
+  counted = evaluator.evaluate(policy[1], heldout)
+  np.testing.assert_array_equal(counted.correct, verdicts.sum(axis=1))
+  np.testing.assert_array_equal(counted.first_correct, verdicts[:, 0])
+  assert (verdicts[:, 0] != verdicts[:, 1]).any()
+
+
 def test_a_pass_rate_is_the_mean_over_all_completions():
   counted = Evaluation(
     correct=np.array([3, 0, 1], np.int32),

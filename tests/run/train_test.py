@@ -151,8 +151,7 @@ def test_a_clean_stop_leaves_a_curve_a_report_and_a_state(sittings):
     assert pathlib.Path(summary.report).stat().st_size > 1000
 
 
-def test_a_stopped_run_says_so(tmp_path_factory, sittings, capsys):
-  # Signals are the process's own again.
+def test_a_stopped_run_gives_the_signals_back(sittings):
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
