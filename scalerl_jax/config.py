@@ -49,8 +49,6 @@ def _check_types(section: str, values: Any) -> None:
     _check(
       type(value) is kind or widened, name, f"of type {kind.__name__}", value
     )
-    if kind is float:
-      _check(math.isfinite(value), name, "finite", value)
     if field.name == "seed":
       _check(0 <= value < MAX_SEED, name, "in 0 .. 2³²−1", value)
 
@@ -61,7 +59,8 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _positive(section: str, values: dict[str, float]) -> None:
   for name, value in values.items():
-    _check(value > 0, f"{section}.{name}", "above 0", value)
+    rule = "above 0 and finite"
+    _check(0 < value < math.inf, f"{section}.{name}", rule, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,9 +332,9 @@ class OptimizerConfig:
       self.warmup_steps,
     )
     _check(
-      self.weight_decay >= 0,
+      0 <= self.weight_decay < math.inf,
       "optimizer.weight_decay",
-      "0 or more",
+      "0 or more and finite",
       self.weight_decay,
     )
     for name in ("beta1", "beta2"):

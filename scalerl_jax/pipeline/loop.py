@@ -17,6 +17,12 @@ from scalerl_jax.data.tasks import Task
 from scalerl_jax.learning.batching import collate
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.pipeline.clock import LogicalClock
+from scalerl_jax.pipeline.events import (
+  NonFiniteError,
+  StepEvent,
+  Totals,
+  batch_metrics,
+)
 from scalerl_jax.pipeline.journal import Journal
 from scalerl_jax.pipeline.schedule import StalenessLedger
 from scalerl_jax.pipeline.stopwatch import Stopwatch
@@ -31,33 +37,6 @@ from scalerl_jax.sampling.sampler import (
 from scalerl_jax.types import FinishReason, Rollout
 
 POLL_SECONDS = 5e-4
-
-
-@dataclasses.dataclass
-class Totals:
-  """Counters of a run; all but the seconds follow the schedule alone."""
-
-  chunks: int = 0
-  decode_steps: int = 0
-  drawn_tokens: int = 0  # in decode steps, half-written ones included
-  generated_tokens: int = 0  # of finished completions
-  prompt_tokens: int = 0  # prefilled
-  prefilled_rows: int = 0  # prompts that were computed, padding rows included
-  waits_for_oldest: int = 0  # chunks started while an old group held a batch up
-  trained_tokens: int = 0  # completion tokens of all batches
-  skipped_steps: int = 0
-  micro_batches: int = 0
-  train_seconds: float = 0.0  # of the loop, evaluation and saving left out
-
-
-@dataclasses.dataclass(frozen=True)
-class StepEvent:
-  """An update whose weights have just been published."""
-
-  step: int  # updates done
-  metrics: dict[str, Any]
-  totals: Totals
-  examples: Sequence[Scored]  # the batch's groups
 
 
 class Pipeline:
@@ -386,43 +365,7 @@ class Pipeline:
     self.publish_weights()
 
 
-class NonFiniteError(FloatingPointError):
-  """A step whose numbers are not finite; holds the groups that had them."""
-
-  def __init__(self, step: int, what: str, batch: Sequence[Scored]):
-    super().__init__(
-      f"step {step} has {what} that are not finite; nothing was published"
-    )
-    self.step = step
-    self.batch = batch
-
-
 def no_rollout(group_size: int, config: SamplerConfig) -> Any:
   """A rollout of nobody, for shapes."""
   group = Group(0, 0, 0, np.zeros((0,), np.int32))
   return empty_rollout(group, group_size, config)
-
-
-def batch_metrics(
-  scored: Sequence[Scored], staleness: np.ndarray, max_staleness: int
-) -> dict[str, Any]:
-  """What the host knows of a batch before its update runs."""
-  correct = np.stack([s.correct for s in scored])
-  lengths = np.stack([s.rollout.length for s in scored])
-  finish = np.stack([s.rollout.finish for s in scored])
-  versions = np.stack([s.rollout.versions for s in scored])
-  written = np.arange(versions.shape[-1]) < lengths[..., None]
-  newest = np.where(written, versions, -1).max(axis=-1)
-  oldest = np.where(written, versions, np.iinfo(np.int32).max).min(axis=-1)
-  share = correct.mean(axis=1)
-  return {
-    "train_pass_rate": float(correct.mean()),
-    "mixed_groups": int(((share > 0) & (share < 1)).sum()),
-    "batch_tokens": int(lengths.sum()),
-    "completion_length": float(lengths.mean()),
-    "truncated": float((finish == FinishReason.BUDGET).mean()),
-    "several_versions": float((newest > oldest).mean()),
-    "staleness_mean": float(staleness.mean()),
-    "staleness_max": int(staleness.max()),
-    "staleness": np.bincount(staleness, minlength=max_staleness + 1).tolist(),
-  }

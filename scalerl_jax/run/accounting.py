@@ -8,7 +8,7 @@ nothing of a large one).
 import math
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
-from scalerl_jax.pipeline.loop import Totals
+from scalerl_jax.pipeline.events import Totals
 
 # Forward once; backward twice: gradients of the inputs and of the weights.
 TRAINING_PASSES = 3
@@ -189,7 +189,7 @@ class Compute:
       row_tokens=self._row_tokens,
     )
 
-  def spent_on_generation(self, totals: Counters) -> float:
+  def spent_on_generation(self, totals: Totals) -> float:
     """FLOPs that the generator mesh computed."""
     return prefill_flops(
       self._model,

@@ -12,7 +12,8 @@ import numpy as np
 
 from scalerl_jax.config import Config
 from scalerl_jax.data.tasks import Task
-from scalerl_jax.pipeline.loop import Pipeline, StepEvent
+from scalerl_jax.pipeline.events import StepEvent
+from scalerl_jax.pipeline.loop import Pipeline
 from scalerl_jax.run.accounting import Compute, check_share
 from scalerl_jax.run.evaluate import Evaluation, Evaluator
 from scalerl_jax.run.metrics import MetricsWriter

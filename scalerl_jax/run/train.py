@@ -20,13 +20,9 @@ from scalerl_jax.learning.learner import Learner
 from scalerl_jax.learning.optimizer import make_optimizer
 from scalerl_jax.learning.train_step import TrainSettings
 from scalerl_jax.models.sharding import make_mesh, shardings_on
+from scalerl_jax.pipeline.events import NonFiniteError, StepEvent
 from scalerl_jax.pipeline.journal import Journal
-from scalerl_jax.pipeline.loop import (
-  NonFiniteError,
-  Pipeline,
-  StepEvent,
-  no_rollout,
-)
+from scalerl_jax.pipeline.loop import Pipeline, no_rollout
 from scalerl_jax.pipeline.schedule import StalenessLedger
 from scalerl_jax.pipeline.transport import InProcess, Transport
 from scalerl_jax.run.checkpoint import Checkpoints

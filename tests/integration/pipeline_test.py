@@ -273,6 +273,9 @@ def _check_complete(run):
   assert totals["prompt_tokens"] == sum(
     int(s.rollout.prompt_length) for s in trained
   )
+  # Two rows an insertion, whether one group enters or two.
+  assert totals["prefilled_rows"] % 2 == 0
+  assert STEPS * P <= totals["prefilled_rows"] <= 2 * STEPS * P
   assert [m["batch_tokens"] for m in run.recording.metrics] == [
     sum(int(s.rollout.length.sum()) for s in batch)
     for batch in run.recording.batches

@@ -147,20 +147,23 @@ def test_a_stop_comes_at_a_step_boundary(k, schedule):
   assert state["ledger"]["version"] == 2
 
 
-def test_a_stop_asked_during_an_update_waits_for_its_end():
-  pipeline = parts.make_pipeline(k=3, steps=6)
+@pytest.mark.parametrize("chunks", range(4, 13))
+@pytest.mark.parametrize("schedule", ["logical", "wall"])
+def test_a_stop_waits_for_the_running_update_and_for_no_other(schedule, chunks):
+  pipeline = parts.make_pipeline(k=3, steps=30, schedule=schedule)
   asked = []
 
-  def during_an_update():
-    if pipeline.ledger.version == 2 and pipeline.learner.running:
-      asked.append(pipeline.ledger.version)
+  def after_some_chunks():
+    if pipeline.totals.chunks >= chunks:
+      asked.append(pipeline.ledger.version + pipeline.learner.running)
     return bool(asked)
 
-  recording = parts.finish(pipeline, should_stop=during_an_update)
-  assert asked
-  assert recording.steps == [1, 2, 3]
+  recording = parts.finish(
+    pipeline, should_stop=after_some_chunks, pauses_at=lambda step: False
+  )
+  assert recording.steps == [*range(1, asked[0] + 1)]
   assert not pipeline.learner.running
-  assert int(pipeline.state_dict()["learner"].step) == 3
+  assert int(pipeline.state_dict()["learner"].step) == asked[0] < 30
 
 
 def test_a_stop_before_anything_has_started_does_nothing():
@@ -295,6 +298,19 @@ def test_an_update_that_is_not_finite_stops_the_run(value, schedule, tmp_path):
   for scored in error.batch:
     parts.same(scored.rollout.tokens, put[scored.index].rollout.tokens)
     parts.same(scored.correct, put[scored.index].correct)
+
+
+def test_tokens_of_a_policy_that_is_not_finite_are_not_trained_on():
+  pipeline = parts.make_pipeline()
+  state = pipeline.learner.state
+  spoilt = jax.tree.map(lambda x: x * np.nan, state.params)
+  pipeline.learner.load_state(dataclasses.replace(state, params=spoilt))
+  recording = parts.Recording()
+  with pytest.raises(NonFiniteError, match="log-probs of sampled tokens"):
+    parts.finish(pipeline, recording)
+  assert recording.steps == []
+  assert not pipeline.transport.scored
+  assert not pipeline.learner.running
 
 
 def test_an_unknown_schedule_is_refused():

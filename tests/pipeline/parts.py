@@ -72,23 +72,24 @@ def end_ids():
   return (*tokenizer.eos_ids, int(tokenizer.encode("0")[0]))
 
 
-class Parts(NamedTuple):
-  """Both sides, what they were when they were new, and the way across."""
+def policy(mesh):
+  """(graph, parameters) on a mesh."""
+  size = tiny_task().tokenizer.vocab_size
+  return nnx.split(small_policy(ONE_LAYER, vocab_size=size, mesh=mesh))
 
-  sampler: Sampler
+
+class Learning(NamedTuple):
+  """The trainer's side."""
+
   learner: Learner
-  new: tuple  # (learner state, sampler state), on the host
-  shardings: object  # of the parameters on the generator mesh
+  new: object  # its state when it was new, on the host
 
 
 @functools.cache
-def parts(trainer=1):
-  """Generator on the first device, trainer on that of this number."""
-  task = tiny_task()
-  size = task.tokenizer.vocab_size
-  devices = jax.devices()
-  mesh = make_mesh([devices[trainer]])
-  graph, params = nnx.split(small_policy(ONE_LAYER, vocab_size=size, mesh=mesh))
+def learning(device):
+  """A learner on the device of this number."""
+  mesh = make_mesh([jax.devices()[device]])
+  graph, params = policy(mesh)
   learner = Learner(
     params,
     TrainSettings(
@@ -105,31 +106,34 @@ def parts(trainer=1):
     ),
     mesh,
   )
-  shardings = shardings_on(make_mesh(devices[:1]), params)
-  sampler = _sampler(graph, shardings, params)
-  new = jax.tree.map(np.array, (learner.state, sampler.state_dict()))
-  return Parts(sampler, learner, new, shardings)
+  return Learning(learner, on_host(learner.state))
+
+
+class Sampling(NamedTuple):
+  """The generator's side; one for all trainers."""
+
+  sampler: Sampler
+  new: object  # its state when it was new, on the host
+  shardings: object  # of the parameters on the generator mesh
 
 
 @functools.cache
-def _samplers():
-  return {}
-
-
-def _sampler(graph, shardings, params):
-  """One sampler for all: its device is always the first."""
-  held = _samplers()
-  if not held:
-    held["only"] = Sampler(
-      graph,
-      jax.device_put(params, shardings),
-      SAMPLER,
-      group_size=G,
-      eos_ids=end_ids(),
-      seed=11,
-      mesh=make_mesh(jax.devices()[:1]),
-    )
-  return held["only"]
+def sampling():
+  """The sampler on the first device."""
+  mesh = make_mesh(jax.devices()[:1])
+  graph, params = policy(mesh)
+  sampler = Sampler(
+    graph,
+    params,
+    SAMPLER,
+    group_size=G,
+    eos_ids=end_ids(),
+    seed=11,
+    mesh=mesh,
+  )
+  return Sampling(
+    sampler, on_host(sampler.state_dict()), shardings_on(mesh, params)
+  )
 
 
 class Recorder(InProcess):
@@ -183,10 +187,11 @@ def make_pipeline(
   journal=None,
   trainer=1,
 ):
-  """A new pipeline over parts that are as new."""
-  sampler, learner, new, shardings = parts(trainer)
-  learner.load_state(like(new[0], learner.state))
-  sampler.load_state_dict(like(new[1], sampler.state_dict()))
+  """A new pipeline over parts that are as new; `trainer`: its device."""
+  learner, learner_new = learning(trainer)
+  sampler, sampler_new, shardings = sampling()
+  learner.load_state(like(learner_new, learner.state))
+  sampler.load_state_dict(like(sampler_new, sampler.state_dict()))
   task = task or tiny_task()
   return Pipeline(
     task=task,

@@ -73,8 +73,8 @@ def test_decode_step_is_what_xla_counts(policy):
 
   def step(params, cache):
     policy = nnx.merge(graph, params)
-    cache = kv_cache.unstack_layers(cache)
-    return policy.head(policy.decode(slots, slots, cache)[0])
+    cache = kv_cache.open_cache(cache, unrolled=policy.unrolled)
+    return policy.head(policy.decode_opened(slots, slots, cache)[0])
 
   counted = accounting.forward_flops(
     MODEL, vocab_size=VOCAB, tokens=11, context=13 + 17
@@ -107,7 +107,7 @@ def test_full_is_all_completions_generated_and_trained_on():
 
 
 def test_spent_is_what_the_programs_compute():
-  totals = Totals(decode_steps=9, prompt_tokens=20, micro_batches=4)
+  totals = Totals(decode_steps=9, prefilled_rows=4, micro_batches=4)
   generated = forward_by_hand(20, 5, 4) + forward_by_hand(9 * 11, 12, 9 * 11)
   trained = 3 * forward_by_hand(4 * 2 * 12, 12, 4 * 2 * 11)
   assert compute().spent_on_generation(totals) == generated
@@ -117,9 +117,9 @@ def test_spent_is_what_the_programs_compute():
 
 def test_flops_of_parts_add_up():
   # So that differences of counters may be given as well as counters.
-  first = Totals(decode_steps=3, prompt_tokens=10, micro_batches=1)
-  rest = Totals(decode_steps=6, prompt_tokens=15, micro_batches=5)
-  both = Totals(decode_steps=9, prompt_tokens=25, micro_batches=6)
+  first = Totals(decode_steps=3, prefilled_rows=2, micro_batches=1)
+  rest = Totals(decode_steps=6, prefilled_rows=3, micro_batches=5)
+  both = Totals(decode_steps=9, prefilled_rows=5, micro_batches=6)
   made = compute()
   assert made.spent(first) + made.spent(rest) == made.spent(both)
   assert made.full(2, 41) + made.full(3, 67) == made.full(5, 108)
@@ -127,7 +127,7 @@ def test_flops_of_parts_add_up():
 
 def test_only_counters_count():
   # Not the clock, not what was generated ahead, not the filter.
-  totals = Totals(decode_steps=9, prompt_tokens=20, micro_batches=4)
+  totals = Totals(decode_steps=9, prefilled_rows=4, micro_batches=4)
   later = dataclasses.replace(
     totals, train_seconds=7.0, skipped_steps=3, generated_tokens=11, chunks=2
   )
