@@ -6,7 +6,7 @@ size, B = P·G completions, T tokens, Tp prompt and Tc completion budget.
 
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -66,13 +66,17 @@ class Batch:
   rewards: Any  # float32 [B], what advantages are made of
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class RunState:
-  """Everything that changes during a run; saved and restored as one pytree."""
+class RunState(TypedDict):
+  """Everything that changes during a run; saved and restored as one pytree.
+
+  Whole at a step boundary: no update is running, no chunk is in the air, and
+  the published weights are the learner's.
+  """
 
   learner: Any  # learning.train_step.LearnerState: params, optimiser, step
-  published: Any  # parameters that the sampler draws from
-  slots: Any  # sampling.slots.SlotState, half-written completions and KV
-  store: Any  # pipeline.store arrays: admitted groups, finished or not
-  counters: Any  # dict of int64/float64 scalars and small arrays
+  slots: Any  # sampling.slots.SlotState: half-written completions and their KV
+  occupancy: Any  # which group holds which slot and place, int arrays
+  store: Any  # pipeline.store: groups in flight and queued, fixed-shape arrays
+  ledger: Any  # pipeline.schedule: outstanding groups and the version
+  stream: Any  # data.curriculum: the cursor, one int
+  counters: Any  # pipeline.events.Totals, groups admitted, journal lines

@@ -34,7 +34,7 @@ from scalerl_jax.sampling.sampler import (
   Sampler,
   empty_rollout,
 )
-from scalerl_jax.types import FinishReason, Rollout
+from scalerl_jax.types import FinishReason, Rollout, RunState
 
 POLL_SECONDS = 5e-4
 
@@ -325,7 +325,7 @@ class Pipeline:
     if self.journal is not None:
       self.journal.write(event, self.totals.chunks, **fields)
 
-  def state_dict(self) -> dict[str, Any]:
+  def state_dict(self) -> RunState:
     """Everything that changes, at a step boundary."""
     if self.learner.running or self._chunk_in_air:
       raise ValueError("the state is whole at a step boundary only")
@@ -335,21 +335,21 @@ class Pipeline:
       for name, value in dataclasses.asdict(self.totals).items()
     }
     sampler = self.sampler.state_dict()
-    return {
-      "learner": self.learner.state,
-      "slots": sampler["slots"],
-      "occupancy": sampler["occupancy"],
-      "store": self.store.state_dict(),
-      "ledger": self.ledger.state_dict(),
-      "stream": self.stream.state(),
-      "counters": {
+    return RunState(
+      learner=self.learner.state,
+      slots=sampler["slots"],
+      occupancy=sampler["occupancy"],
+      store=self.store.state_dict(),
+      ledger=self.ledger.state_dict(),
+      stream=self.stream.state(),
+      counters={
         **counters,
         "admitted": np.asarray(self.admitted),
         "events": np.asarray(self.journal.events if self.journal else 0),
       },
-    }
+    )
 
-  def load_state_dict(self, state: dict[str, Any]) -> None:
+  def load_state_dict(self, state: RunState) -> None:
     """Back to what `state_dict` said, and publishes its weights."""
     self.learner.load_state(state["learner"])
     self.sampler.load_state_dict(

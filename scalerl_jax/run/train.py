@@ -174,8 +174,8 @@ class Run:
     self._seconds_before = 0.0
     if self.resumed is not None:
       state = self.checkpoints.restore(self.resumed, self._state(0.0))
-      self._seconds_before = float(state.pop("wall_seconds"))
-      self.pipeline.load_state_dict(state)
+      self._seconds_before = float(state["wall_seconds"])
+      self.pipeline.load_state_dict(state["run"])
     self.writer = MetricsWriter(self.workdir, resume_step=self.resumed)
     self.pipeline.journal = Journal(
       self.workdir / "journal.jsonl", events=self.pipeline.events
@@ -247,7 +247,7 @@ class Run:
 
   def _state(self, wall_seconds: float) -> dict[str, Any]:
     return {
-      **self.pipeline.state_dict(),
+      "run": self.pipeline.state_dict(),
       "wall_seconds": np.asarray(wall_seconds),
     }
 

@@ -1,0 +1,25 @@
+"""The quickstart with GRPO's clipped surrogate in place of CISPO.
+
+Everything else is the quickstart's, so that the curves may be laid over each
+other: the same base policy, prompts, evaluation set and keys.
+
+Command:  python -m scalerl_jax.main --config=experiments/grpo_loss.py \
+            --workdir=runs/grpo_loss
+Hardware: two CPU cores
+"""
+
+import dataclasses
+
+from experiments import quickstart
+from scalerl_jax.config import Config
+
+
+def get_config() -> Config:
+  """ScaleRL with the loss of GRPO: offsets .2 and .2."""
+  base = quickstart.get_config()
+  return dataclasses.replace(
+    base,
+    loss=dataclasses.replace(
+      base.loss, name="clipped_surrogate", clip_low=0.2, clip_high=0.2
+    ),
+  )
