@@ -85,7 +85,9 @@ def sampling() -> None:
   from scalerl_jax.sampling.sampler import Group, Sampler
 
   config, mesh, graph, params = make_policy()
-  settings = dataclasses.replace(config.sampler, slots=512)
+  # Most completions here are 15 tokens long: one drawn by the prefill and two
+  # chunks of 7. (The quickstart's end after 8, and chunks of 4 suit them.)
+  settings = dataclasses.replace(config.sampler, slots=512, chunk=7)
   sampler = Sampler(
     graph, params, settings, group_size=16, eos_ids=(2,), seed=0, mesh=mesh
   )
