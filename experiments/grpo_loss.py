@@ -6,6 +6,10 @@ other: the same base policy, prompts, evaluation set and keys.
 Command:  python -m scalerl_jax.main --config=experiments/grpo_loss.py \
             --workdir=runs/grpo_loss
 Hardware: two CPU cores
+Time:     as the quickstart
+Reaches:  held-out pass rate .144 -> .875 (run.seed 0; the quickstart's is .894,
+          and no ranking follows from one seed); the forecast from the first
+          half is .884, its band .853 to .910.
 """
 
 import dataclasses

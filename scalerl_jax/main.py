@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     from scalerl_jax.run.train import Run
 
     run_of_config = Run(config, values.workdir)
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
   try:
@@ -43,6 +43,8 @@ def run() -> None:
 
   prepare_cpu()
   define_run_flags()
+  for name in ("config", "set", "workdir"):
+    flags.declare_key_flag(name)  # so that --help lists them
   app.run(main)
 
 

@@ -33,7 +33,11 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import Recorder
 from scalerl_jax.run.report import Summary, write_report
 from scalerl_jax.run.warm_start import base_policy, cache_folder
-from scalerl_jax.run.workdir import check_workdir, claim_workdir
+from scalerl_jax.run.workdir import (
+  check_workdir,
+  claim_task,
+  claim_workdir,
+)
 from scalerl_jax.sampling.sampler import Sampler, warp_settings
 
 
@@ -68,6 +72,7 @@ class Run:
         " version trains on tasks of one turn"
       )
     claim_workdir(self.workdir, config)
+    claim_task(self.workdir, self.task.fingerprint())
     self.task.tokenizer.save(stored)
     self._stop = self._training = False
 

@@ -92,6 +92,25 @@ def claim_workdir(workdir: pathlib.Path, config: Config) -> None:
   partial.rename(path)
 
 
+def claim_task(workdir: pathlib.Path, fingerprint: str) -> None:
+  """Writes which prompts and answers the run is about, or checks them.
+
+  Raises:
+    ValueError: the task's file has changed since the run began.
+  """
+  path = workdir / "task.json"
+  if not path.exists():
+    path.write_text(json.dumps({"fingerprint": fingerprint}))
+    return
+  held = json.loads(path.read_text())["fingerprint"]
+  if held != fingerprint:
+    raise ValueError(
+      f"the prompts and answers of workdir {str(workdir)!r} have changed since"
+      f" its run began (fingerprint {held} then, {fingerprint} now); bring the"
+      " file of task.path back or use another --workdir"
+    )
+
+
 def provenance() -> dict[str, Any]:
   """What the bits of a run depend on besides its config."""
   packages = ("scalerl-jax", "jax", "jaxlib", "flax", "optax", "numpy")

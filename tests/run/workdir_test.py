@@ -11,7 +11,7 @@ import pytest
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config
 from scalerl_jax.run import host, workdir
-from scalerl_jax.run.workdir import claim_workdir, provenance
+from scalerl_jax.run.workdir import claim_task, claim_workdir, provenance
 from tests.runs import TINY, vary
 
 TINY_DICT = config_lib.to_dict(TINY)
@@ -155,3 +155,13 @@ def test_going_on_elsewhere_names_what_differs(tmp_path, name, value, capsys):
     told = str(error)
   assert name in told
   assert str(value) in told
+
+
+def test_changed_prompts_are_refused_and_the_same_ones_are_not(tmp_path):
+  claim_task(tmp_path, "abc")
+  claim_task(tmp_path, "abc")
+  with pytest.raises(ValueError, match="have changed since") as caught:
+    claim_task(tmp_path, "xyz")
+  assert "abc" in str(caught.value)
+  assert "xyz" in str(caught.value)
+  claim_task(tmp_path, "abc")
