@@ -6,6 +6,10 @@ paper's 4e-3 is for thousands of tokens, ours have fifteen.
 Command:  python -m scalerl_jax.main --config=experiments/gspo_loss.py \
             --workdir=runs/gspo_loss
 Hardware: two CPU cores
+Time:     as the quickstart
+Reaches:  held-out pass rate .144 -> .886 (run.seed 0; the quickstart's is .894,
+          and no ranking follows from one seed); the forecast from the first
+          half is .885, its band .848 to .912.
 """
 
 import dataclasses
