@@ -103,6 +103,7 @@ def test_a_broken_config_file_is_refused(tmp_path, text):
 
 
 def test_provenance_says_what_bits_depend_on(monkeypatch):
+  jax.local_devices()  # JAX would die of this flag if it started under it
   monkeypatch.setenv("XLA_FLAGS", "--xla_foo=3")
   said = provenance()
   assert said["xla_flags"] == "--xla_foo=3"
