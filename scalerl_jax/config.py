@@ -18,10 +18,15 @@ AGGREGATIONS = (
 )
 NORMALIZATIONS = ("prompt_level", "batch_level", "none")
 LOSSES = ("cispo", "clipped_surrogate", "gspo", "reinforce")
-ZERO_VARIANCE = ("drop", "keep")
+ZERO_VARIANCE = ("drop", "keep", "refill")
+ALGORITHMS = ("pipeline_rl", "ppo_off_policy")
 SCHEDULES = ("logical", "wall")
 DTYPES = ("float32", "bfloat16")
-TASKS = ("chain_arithmetic", "jsonl")
+TASKS = ("chain_arithmetic", "chain_logic", "jsonl", "mixture")
+ORDERS = ("uniform", "easy_to_hard")
+HISTORIES = ("cumulative", "last_visit")
+LENGTH_CONTROLS = ("none", "interruption", "penalty")
+TRUNCATED = ("wrong", "masked")
 MAX_SEED = 2**32  # a larger one would give the random numbers of a smaller
 COMPUTE_AXES = (
   "step",
@@ -96,6 +101,7 @@ class TaskConfig:
   min_operations: int = 2
   max_operations: int = 12
   path: str = ""  # jsonl: one {"prompt": ..., "answer": ...} a line
+  mixture: str = ""  # mixture: "chain_arithmetic:2,chain_logic:1"
 
   def __post_init__(self):
     _check_types("task", self)
@@ -121,11 +127,44 @@ class TaskConfig:
       self.min_operations,
     )
     _check(
-      (self.name == "jsonl") == bool(self.path),
+      (self.name == "mixture") == bool(self.mixture),
+      "task.mixture",
+      "tasks with their weights when task.name is 'mixture', and empty"
+      " otherwise",
+      self.mixture,
+    )
+    _check(
+      ("jsonl" in self.weights) == bool(self.path),
       "task.path",
-      "a JSONL file when task.name is 'jsonl', and empty otherwise",
+      "a JSONL file when 'jsonl' is a task, and empty otherwise",
       self.path,
     )
+
+  @property
+  def weights(self) -> dict[str, float]:
+    """Share of the prompts that each task gives, by its name; they sum to 1.
+
+    >>> TaskConfig(
+    ...   name="mixture", mixture="chain_arithmetic:3,chain_logic:1"
+    ... ).weights
+    {'chain_arithmetic': 0.75, 'chain_logic': 0.25}
+    """
+    if self.name != "mixture":
+      return {self.name: 1.0}
+    weights: dict[str, float] = {}
+    for part in self.mixture.split(","):
+      name, _, text = part.strip().partition(":")
+      _choice("a task of task.mixture", name, TASKS[:-1])
+      _check(name not in weights, "a task of task.mixture", "named once", name)
+      try:
+        weights[name] = float(text)
+      except ValueError:
+        weights[name] = math.nan
+      rule = "a number above 0 behind each task, as in 'chain_logic:1'"
+      good = 0 < weights[name] < math.inf
+      _check(good, "a weight of task.mixture", rule, part.strip())
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +268,7 @@ class SamplerConfig:
   temperature: float = 1.0
   top_k: int = 0  # 0: off
   top_p: float = 1.0  # 1: off
+  head_dtype: str = "float32"  # of the head on this side (the paper's FP32)
 
   def __post_init__(self):
     _check_types("sampler", self)
@@ -242,8 +282,82 @@ class SamplerConfig:
         "temperature": self.temperature,
       },
     )
+    _choice("sampler.head_dtype", self.head_dtype, DTYPES)
     _check(self.top_k >= 0, "sampler.top_k", "0 (off) or more", self.top_k)
     _check(0.0 < self.top_p <= 1.0, "sampler.top_p", "in (0, 1]", self.top_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthConfig:
+  """How the length of completions is held in check; off by default.
+
+  Interruption forces `phrase` after a number of thinking tokens that is drawn
+  for each completion, then leaves `answer_tokens`. The penalty lowers the
+  rewards of right completions within `penalty_cache` tokens of the budget.
+  """
+
+  control: str = "none"
+  min_thinking_tokens: int = 10  # interruption: the draw is from min .. max,
+  max_thinking_tokens: int = 12  # both ends included
+  answer_tokens: int = 2  # interruption: after the phrase, end token included
+  phrase: str = "="  # interruption: what is forced; ends with thinking_end
+  thinking_end: str = "="  # what the policy writes when it has thought enough
+  penalty_cache: int = 2  # penalty: L_cache; L_max is the completion budget
+  truncated: str = "wrong"  # out of budget: "wrong" is reward −1
+
+  def __post_init__(self):
+    _check_types("length", self)
+    _choice("length.control", self.control, LENGTH_CONTROLS)
+    _choice("length.truncated", self.truncated, TRUNCATED)
+    _positive(
+      "length",
+      {
+        "min_thinking_tokens": self.min_thinking_tokens,
+        "answer_tokens": self.answer_tokens,
+        "penalty_cache": self.penalty_cache,
+      },
+    )
+    _check(
+      self.max_thinking_tokens >= self.min_thinking_tokens,
+      "length.max_thinking_tokens",
+      f"at least length.min_thinking_tokens ({self.min_thinking_tokens})",
+      self.max_thinking_tokens,
+    )
+    _check(
+      bool(self.thinking_end),
+      "length.thinking_end",
+      "a text",
+      self.thinking_end,
+    )
+    _check(
+      self.phrase.endswith(self.thinking_end),
+      "length.phrase",
+      f"a text that ends with length.thinking_end ({self.thinking_end!r})",
+      self.phrase,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumConfig:
+  """Which prompts are given out, and in which order."""
+
+  order: str = "uniform"  # within an epoch; easy_to_hard by Prompt.difficulty
+  no_positive_resampling: bool = False  # retire what the policy can do
+  retire_at: float = 0.9  # pass rate of a prompt from which it is retired
+  min_visits: int = 1  # groups of a prompt that must have been judged before
+  history: str = "cumulative"  # which visits the pass rate is over
+
+  def __post_init__(self):
+    _check_types("curriculum", self)
+    _choice("curriculum.order", self.order, ORDERS)
+    _choice("curriculum.history", self.history, HISTORIES)
+    _check(
+      0.0 < self.retire_at <= 1.0,
+      "curriculum.retire_at",
+      "in (0, 1]",
+      self.retire_at,
+    )
+    _positive("curriculum", {"min_visits": self.min_visits})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +403,8 @@ class LossConfig:
   aggregation: str = "prompt_average"
   normalization: str = "batch_level"
   zero_variance: str = "drop"
+  refill_limit: int = 4  # refill: groups replaced a step, in batches
+  head_dtype: str = "float32"  # of the head on this side (the paper's FP32)
 
   def __post_init__(self):
     _check_types("loss", self)
@@ -301,6 +417,8 @@ class LossConfig:
     _choice("loss.aggregation", self.aggregation, AGGREGATIONS)
     _choice("loss.normalization", self.normalization, NORMALIZATIONS)
     _choice("loss.zero_variance", self.zero_variance, ZERO_VARIANCE)
+    _choice("loss.head_dtype", self.head_dtype, DTYPES)
+    _positive("loss", {"refill_limit": self.refill_limit})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,9 +462,11 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineConfig:
-  """PipelineRL-k: how far apart sampler and learner may run, and on what."""
+  """How far apart sampler and learner may run, and on what."""
 
-  max_staleness: int = 8  # k; 0 is synchronous and on-policy
+  algorithm: str = "pipeline_rl"  # or ppo_off_policy: phases alternate
+  max_staleness: int = 8  # pipeline_rl: k; 0 is synchronous and on-policy
+  updates_per_phase: int = 8  # ppo_off_policy: k; 1 is on-policy
   schedule: str = "logical"  # logical: counters decide; wall: readiness does
   chunks_per_step: int = 2  # logical: an update is published so much later
   generator_devices: int = 0  # 0: one on a CPU, half of an accelerator's
@@ -355,6 +475,7 @@ class PipelineConfig:
 
   def __post_init__(self):
     _check_types("pipeline", self)
+    _choice("pipeline.algorithm", self.algorithm, ALGORITHMS)
     _check(
       self.max_staleness >= 0,
       "pipeline.max_staleness",
@@ -366,6 +487,7 @@ class PipelineConfig:
       "pipeline",
       {
         "chunks_per_step": self.chunks_per_step,
+        "updates_per_phase": self.updates_per_phase,
         "tensor": self.tensor,
         "fsdp": self.fsdp,
       },
@@ -412,6 +534,8 @@ class Config:
   supervised: SupervisedConfig = SupervisedConfig()
   model: ModelConfig = ModelConfig()
   sampler: SamplerConfig = SamplerConfig()
+  length: LengthConfig = LengthConfig()
+  curriculum: CurriculumConfig = CurriculumConfig()
   batch: BatchConfig = BatchConfig()
   loss: LossConfig = LossConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -436,7 +560,25 @@ class Config:
       f"at least evaluation.samples ({self.evaluation.samples})",
       self.sampler.slots,
     )
-    if self.task.name == "chain_arithmetic":
+    budget = self.sampler.max_completion_tokens
+    if self.length.control == "interruption":
+      # The phrase is a token or more: how many, the tokenizer will say.
+      needed = self.length.max_thinking_tokens + 1 + self.length.answer_tokens
+      _check(
+        needed <= budget,
+        "length.max_thinking_tokens + phrase + length.answer_tokens",
+        f"at most sampler.max_completion_tokens ({budget})",
+        needed,
+        "lower the thinking budget or raise the completion budget",
+      )
+    if self.length.control == "penalty":
+      _check(
+        self.length.penalty_cache <= budget,
+        "length.penalty_cache",
+        f"at most sampler.max_completion_tokens ({budget})",
+        self.length.penalty_cache,
+      )
+    if {"chain_arithmetic", "chain_logic"} & set(self.task.weights):
       prompt = self.task.max_operations + 2
       _check(
         self.sampler.max_prompt_tokens >= prompt,

@@ -28,6 +28,8 @@ class Prompt:
   text: str
   tokens: np.ndarray  # int32 [length]
   answer: str
+  task: str = ""  # name of the task that judges it, where there are several
+  difficulty: float = 0.0  # the task's own measure; greater is harder
 
 
 @jax.tree_util.register_dataclass
