@@ -24,8 +24,11 @@ from scalerl_jax import config
 from scalerl_jax.config import LossConfig, ModelConfig, TaskConfig
 from scalerl_jax.data.tasks import load_task
 from scalerl_jax.learning import train_step
+from scalerl_jax.learning.batching import completion_rewards, counted_rows
 from scalerl_jax.models.policy import Policy
-from scalerl_jax.types import Batch
+from scalerl_jax.run.train import make_ledger, refill_limit
+from scalerl_jax.sampling.interruption import make_interruption
+from scalerl_jax.types import Batch, FinishReason
 from tests.fixtures.add_a_loss import ADD_A_LOSS, ONE_STEP
 
 ROOT = Path(__file__).parents[1]
@@ -373,6 +376,50 @@ def _global(field):
   return answer
 
 
+def _zero_variance(choice, _):
+  """The weights of a batch, and how many groups may be replaced first."""
+  loss = LossConfig(zero_variance=choice)
+  weights = _global("zero_variance")(choice, None)
+  limit = refill_limit(dataclasses.replace(config.Config(), loss=loss))
+  return [*np.asarray(weights).ravel().tolist(), limit]
+
+
+def _algorithms(choice, _):
+  """What may be admitted at first and after one batch was taken."""
+  whole = dataclasses.replace(
+    config.Config(), pipeline=config.PipelineConfig(algorithm=choice)
+  )
+  ledger = make_ledger(whole)
+  for group in range(ledger.admissible()):
+    ledger.admit(group, 0)
+    ledger.finish(group)
+  first = ledger.outstanding
+  ledger.take(ledger.next_batch())
+  ledger.publish()
+  return [first, ledger.admissible()]
+
+
+def _length_controls(choice, _):
+  """Rewards of right completions, and whether any is interrupted."""
+  length = config.LengthConfig(control=choice)
+  task = load_task(
+    TaskConfig(train_prompts=3, heldout_prompts=2),
+    config.SupervisedConfig(),
+    max_prompt_tokens=14,
+  )
+  found = make_interruption(length, task.tokenizer, max_completion_tokens=15)
+  rewards = completion_rewards(
+    np.ones(2, int), np.array([3, 15]), length, max_length=15
+  )
+  return [*rewards.tolist(), float(found is not None)]
+
+
+def _truncated(choice, _):
+  """Which of a finished and a truncated completion count."""
+  finish = np.array([FinishReason.EOS, FinishReason.BUDGET])
+  return counted_rows(finish, config.LengthConfig(truncated=choice))
+
+
 @functools.cache
 def _policy():
   shape = ModelConfig(
@@ -409,9 +456,10 @@ def _tasks(choice, tmp_path):
     train_prompts=3,
     heldout_prompts=2,
     path=str(path) if choice == "jsonl" else "",
+    mixture="chain_logic:1,chain_arithmetic:2" if choice == "mixture" else "",
   )
   made = load_task(task, config.SupervisedConfig(), max_prompt_tokens=32)
-  return made.train[0].text
+  return [prompt.text for prompt in made.train]
 
 
 # Every tuple of choices in config.py, and something that differs with them.
@@ -419,7 +467,10 @@ ANSWERS = {
   "LOSSES": _losses,
   "AGGREGATIONS": _global("aggregation"),
   "NORMALIZATIONS": _global("normalization"),
-  "ZERO_VARIANCE": _global("zero_variance"),
+  "ZERO_VARIANCE": _zero_variance,
+  "ALGORITHMS": _algorithms,
+  "LENGTH_CONTROLS": _length_controls,
+  "TRUNCATED": _truncated,
   "DTYPES": _dtypes,
   "TASKS": _tasks,
 }
@@ -428,6 +479,8 @@ ANSWERS = {
 NAMED = {
   "SCHEDULES": "pipeline",
   "COMPUTE_AXES": "run",
+  "ORDERS": "data",
+  "HISTORIES": "data",
 }
 
 

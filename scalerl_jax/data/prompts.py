@@ -4,6 +4,7 @@ What a task says about right and wrong stands in `tasks.py`.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ class Line(NamedTuple):
 
   prompt: str
   answer: str
+  difficulty: float = 0.0  # the file's own measure; greater is harder
 
 
 class SupervisedBatch(NamedTuple):
@@ -35,7 +37,8 @@ class SupervisedBatch(NamedTuple):
 def read_jsonl(path: str | os.PathLike) -> list[Line]:
   """Reads one `{"prompt": text, "answer": text}` a line; blank lines pass.
 
-  Other keys are not looked at.
+  A line may hold a finite number as "difficulty"; 0 where it does not. Other
+  keys are not looked at.
 
   Args:
     path: the file, in UTF-8.
@@ -81,18 +84,33 @@ def _read_line(where: str, row: bytes) -> Line:
     fields: Any = json.loads(row.decode("utf-8"))
   except UnicodeDecodeError as error:
     raise ValueError(f"{rule} in UTF-8, got {row[:80]!r}") from error
-  except (json.JSONDecodeError, RecursionError) as error:
+  except (ValueError, RecursionError) as error:  # huge integers too
     raise ValueError(f"{rule}, got {row.decode()[:80]!r} ({error})") from error
   if not isinstance(fields, dict):
     raise ValueError(f"{rule}, got {type(fields).__name__} {str(fields)[:80]}")
-  for key in Line._fields:
+  for key in ("prompt", "answer"):
     if key not in fields:
       raise ValueError(f"{rule}, got no {key!r} among {sorted(fields)}")
     if not isinstance(fields[key], str) or not fields[key].strip():
       raise ValueError(
         f"{rule}, neither of them empty, got {fields[key]!r} as {key!r}"
       )
-  return Line(prompt=fields["prompt"], answer=fields["answer"])
+  difficulty = fields.get("difficulty", 0.0)
+  if not _is_finite(difficulty):
+    raise ValueError(
+      f'{where}: "difficulty" must be a finite number where a line has one, got'
+      f" {difficulty!r:.80}; mend it or leave it out"
+    )
+  return Line(fields["prompt"], fields["answer"], float(difficulty))
+
+
+def _is_finite(value: Any) -> bool:
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return False
+  try:
+    return math.isfinite(value)
+  except OverflowError:  # an integer that no float holds
+    return False
 
 
 def split_lines(

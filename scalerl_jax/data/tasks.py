@@ -1,6 +1,7 @@
 """Tasks: prompts, held-out prompts, a verifier, and texts for the warm start.
 
-A task names its verifier; the verifiers themselves are in `rewards/`.
+A task names its verifier; the verifiers themselves are in `rewards/`. A
+mixture is a task of several parts, each of which is a task by itself.
 """
 
 import dataclasses
@@ -9,14 +10,17 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from scalerl_jax.config import SupervisedConfig, TaskConfig
-from scalerl_jax.data import chain, prompts
-from scalerl_jax.data.prompts import SupervisedBatch
+from scalerl_jax.data import chain, mixture, prompts
+from scalerl_jax.data.chain import Operations
+from scalerl_jax.data.mixture import MixedTexts
+from scalerl_jax.data.prompts import Line, SupervisedBatch
 from scalerl_jax.data.streams import Purpose, stream
 from scalerl_jax.data.teacher import Scribe
 from scalerl_jax.data.tokenizers import Tokenizer
@@ -25,18 +29,28 @@ from scalerl_jax.rewards.verifiers import Verifier
 from scalerl_jax.types import Prompt, Rollout
 
 _DRAWN_AT_ONCE = 1024  # chains; fixed, so that prompts do not depend on counts
+_VERIFIERS: dict[str, Verifier] = {
+  "chain_arithmetic": verifiers.chain_answer,
+  "chain_logic": verifiers.chain_answer,
+  "jsonl": verifiers.exact_match,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-  """What a run trains on. No held-out prompt is in `train` or `supervised`."""
+  """What a run trains on. No held-out prompt is in `train` or `supervised`.
+
+  In a mixture the same holds of each part, `train` has the parts one after
+  another, and `heldout` has a set for each, under its name.
+  """
 
   name: str
   train: Sequence[Prompt]
   heldout: dict[str, Sequence[Prompt]]  # by the name of the held-out set
   tokenizer: Tokenizer
-  verifier: Verifier
+  verifier: Verifier | Mapping[str, Verifier]  # one, or by `Prompt.task`
   supervised_batch: Callable[[int], SupervisedBatch]  # addressed by number
+  weights: Mapping[str, float]  # share of the prompts, by `Prompt.task`
   max_turns: int = 1
 
   def __post_init__(self):
@@ -53,7 +67,10 @@ class Task:
 
   def verify(self, prompt: Prompt, completion: str, *, ended: bool) -> bool:
     """Whether `completion` is right; `ended`: the policy drew an end token."""
-    return self.verifier(prompt.answer, completion, ended=ended)
+    verifier = self.verifier
+    if isinstance(verifier, Mapping):
+      verifier = verifier[prompt.task]
+    return verifier(prompt.answer, completion, ended=ended)
 
   def verify_batch(
     self,
@@ -90,6 +107,13 @@ def load_task(
 ) -> Task:
   """Makes the task that `task.name` says.
 
+  A mixture has `task.train_prompts` and `task.heldout_prompts` of *each* part.
+  The order in which `task.mixture` names its parts decides token ids, uids and
+  the order of held-out sets; the weights decide none of them, only how many
+  prompts and supervised texts each part gives. So the first part has the uids,
+  and each chain part the prompts and the teacher, that it has alone. All share
+  one tokenizer, so a file's text is cut at the symbols of chains, too.
+
   Args:
     task: which one, its seed and sizes.
     supervised: the texts of its warm start.
@@ -99,7 +123,8 @@ def load_task(
 
   Raises:
     ValueError: too few prompts for the split, a prompt longer than the budget,
-      a bad file, or a stored tokenizer that is not this task's.
+      a bad file, a modulus that does not suit the operations, more prompts of
+      a part than it has uids, or a stored tokenizer that is not this task's.
 
   >>> task = load_task(
   ...   TaskConfig(train_prompts=3, heldout_prompts=2),
@@ -109,74 +134,133 @@ def load_task(
   >>> len(task.train), {name: len(p) for name, p in task.heldout.items()}
   (3, {'chain_arithmetic': 2})
   """
-  make = {"chain_arithmetic": _chain_task, "jsonl": _jsonl_task}[task.name]
-  made = make(task, supervised, tokenizer_path)
+  if task.name == "mixture":
+    mixture.check_counts(task)
+  parts = [
+    _jsonl_part(task, supervised)
+    if name == "jsonl"
+    else _chain_part(task, supervised, chain.OPERATIONS[name])
+    for name in task.weights
+  ]
+  tokenizer = _workdir_tokenizer(
+    [text for part in parts for text in part.texts],
+    tokenizer_path,
+    symbols=[symbol for part in parts for symbol in part.symbols],
+  )
+  tasks = [part.make(tokenizer) for part in parts]
+  made = _mix(task, supervised, tasks) if task.name == "mixture" else tasks[0]
   everything = [*made.train, *itertools.chain(*made.heldout.values())]
   prompts.check_lengths(everything, max_prompt_tokens)
   return made
 
 
-def _chain_task(
-  task: TaskConfig,
-  supervised: SupervisedConfig,
-  tokenizer_path: str | os.PathLike | None,
-) -> Task:
+class _Part(NamedTuple):
+  """A task before its tokenizer is known, which other parts may share."""
+
+  texts: Sequence[str]  # what the tokenizer must cover
+  symbols: Sequence[str]  # what becomes one token each
+  make: Callable[[Tokenizer], Task]
+
+
+def _chain_part(
+  task: TaskConfig, supervised: SupervisedConfig, operations: Operations
+) -> _Part:
+  modulus = task.modulus
+  if operations.bitwise and modulus & (modulus - 1):
+    raise ValueError(
+      f"task.modulus must be a power of two for {operations.name}, whose"
+      f" operations are bitwise, got {modulus}; choose 2, 4, 8 or 16"
+    )
   count = task.heldout_prompts + task.train_prompts
-  possible = chain.count_chains(task)
+  possible = chain.count_chains(operations, task)
   if 2 * count > possible:  # drawing the last few would take for ever
     raise ValueError(
       "task.train_prompts + task.heldout_prompts must be at most half of the"
-      f" {possible} different chains with task.modulus {task.modulus} and"
+      f" {possible} different chains with task.modulus {modulus} and"
       f" {task.min_operations} to {task.max_operations} operations, got"
       f" {count}; lower them or raise task.max_operations"
     )
-  # Every digit alike, so ids follow from the modulus and from no seed.
-  tokenizer = _workdir_tokenizer(
-    [chain.DIGITS[: task.modulus]],
-    tokenizer_path,
-    symbols=[*chain.symbols(task.modulus), *chain.MARKS],
+  return _Part(
+    # Every digit alike, so ids follow from the modulus and from no seed.
+    texts=[chain.DIGITS[:modulus]],
+    symbols=[*chain.symbols(operations, modulus), *chain.MARKS],
+    make=functools.partial(_chain_task, task, supervised, operations),
   )
+
+
+def _chain_task(
+  task: TaskConfig,
+  supervised: SupervisedConfig,
+  operations: Operations,
+  tokenizer: Tokenizer,
+) -> Task:
+  count, modulus = task.heldout_prompts + task.train_prompts, task.modulus
   # Held-out prompts come first: they stay when more are trained on.
   found: dict[bytes, Prompt] = {}
-  rng = stream(task.seed, Purpose.PROMPTS)
+  rng = stream(task.seed, Purpose.PROMPTS, operations.number)
   while len(found) < count:
-    chains = chain.draw_chains(rng, _DRAWN_AT_ONCE, task)
-    answers = chain.running_values(chains, task.modulus)[:, -1].tolist()
-    keys = chain.chain_keys(chains, task.modulus)
-    texts = chain.prompt_texts(chains, task.modulus)
-    for key, text, answer in zip(keys, texts, answers, strict=True):
+    chains = chain.draw_chains(rng, _DRAWN_AT_ONCE, operations, task)
+    answers = chain.running_values(chains, operations, modulus)[:, -1]
+    for key, text, answer, length in zip(
+      chain.chain_keys(chains, modulus),
+      chain.prompt_texts(chains, operations, modulus),
+      answers.tolist(),
+      chains.lengths.tolist(),
+      strict=True,
+    ):
       if key not in found and len(found) < count:
-        tokens = tokenizer.encode(text)
-        digit = chain.DIGITS[answer]
-        found[key] = Prompt(len(found), text, tokens, digit)
+        found[key] = Prompt(
+          uid=len(found),
+          text=text,
+          tokens=tokenizer.encode(text),
+          answer=chain.DIGITS[answer],
+          task=operations.name,
+          difficulty=float(length),
+        )
   everything = list(found.values())
   heldout = everything[: task.heldout_prompts]
   forbidden = frozenset(list(found)[: task.heldout_prompts])
   return Task(
-    name=task.name,
+    name=operations.name,
     train=everything[task.heldout_prompts :],
-    heldout={task.name: heldout},
+    heldout={operations.name: heldout},
     tokenizer=tokenizer,
-    verifier=verifiers.chain_answer,
-    supervised_batch=Scribe(task, supervised, tokenizer, forbidden).batch,
+    verifier=_VERIFIERS[operations.name],
+    supervised_batch=Scribe(
+      task, supervised, operations, tokenizer, forbidden
+    ).batch,
+    weights={operations.name: 1.0},
   )
 
 
-def _jsonl_task(
-  task: TaskConfig,
-  supervised: SupervisedConfig,
-  tokenizer_path: str | os.PathLike | None,
-) -> Task:
+def _jsonl_part(task: TaskConfig, supervised: SupervisedConfig) -> _Part:
   lines = prompts.read_jsonl(task.path)
   train, heldout = prompts.split_lines(
     lines, train=task.train_prompts, heldout=task.heldout_prompts
   )
-  tokenizer = _workdir_tokenizer(
-    [text for line in lines for text in line], tokenizer_path, symbols=[]
+  return _Part(
+    texts=[text for line in lines for text in (line.prompt, line.answer)],
+    symbols=[],
+    make=functools.partial(_jsonl_task, train, heldout, supervised),
   )
+
+
+def _jsonl_task(
+  train: Sequence[Line],
+  heldout: Sequence[Line],
+  supervised: SupervisedConfig,
+  tokenizer: Tokenizer,
+) -> Task:
   made = [
-    Prompt(uid, line.prompt, tokenizer.encode(line.prompt), line.answer)
-    for uid, line in enumerate(heldout + train)
+    Prompt(
+      uid=uid,
+      text=line.prompt,
+      tokens=tokenizer.encode(line.prompt),
+      answer=line.answer,
+      task="jsonl",
+      difficulty=line.difficulty,
+    )
+    for uid, line in enumerate([*heldout, *train])
   ]
   training = made[len(heldout) :]
   end = np.array(tokenizer.eos_ids[:1], np.int32)
@@ -185,14 +269,15 @@ def _jsonl_task(
     for prompt in training
   ]
   return Task(
-    name=task.name,
+    name="jsonl",
     train=training,
-    heldout={task.name: made[: len(heldout)]},
+    heldout={"jsonl": made[: len(heldout)]},
     tokenizer=tokenizer,
-    verifier=verifiers.exact_match,
+    verifier=_VERIFIERS["jsonl"],
     supervised_batch=functools.partial(
       _jsonl_batch, training, completions, supervised, tokenizer.pad_id
     ),
+    weights={"jsonl": 1.0},
   )
 
 
@@ -212,6 +297,34 @@ def _jsonl_batch(
     [completions[row] for row in rows],
     width=longest + max(len(completion) for completion in completions),
     pad_id=pad_id,
+  )
+
+
+def _mix(
+  task: TaskConfig, supervised: SupervisedConfig, parts: Sequence[Task]
+) -> Task:
+  """One task of several, all with the same tokenizer."""
+  tokenizer = parts[0].tokenizer
+  return Task(
+    name=task.name,
+    train=[
+      prompt
+      for number, part in enumerate(parts)
+      for prompt in mixture.renumbered(part.train, number)
+    ],
+    heldout={
+      part.name: mixture.renumbered(part.heldout[part.name], number)
+      for number, part in enumerate(parts)
+    },
+    tokenizer=tokenizer,
+    verifier={part.name: _VERIFIERS[part.name] for part in parts},
+    supervised_batch=MixedTexts(
+      [part.supervised_batch for part in parts],
+      list(task.weights.values()),
+      supervised,
+      pad_id=tokenizer.pad_id,
+    ).batch,
+    weights=task.weights,
   )
 
 

@@ -1,4 +1,4 @@
-"""The flawed teacher of chain arithmetic: texts for a base with headroom.
+"""The flawed teacher of chains: texts for a base policy with headroom.
 
 The teacher decides how good reinforcement learning can get: what it never
 shows right is hardly ever sampled. A heavy-tailed Beta over many independent
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from scalerl_jax.config import SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain
-from scalerl_jax.data.chain import Chains
+from scalerl_jax.data.chain import Chains, Operations
 from scalerl_jax.data.prompts import SupervisedBatch
 from scalerl_jax.data.streams import Purpose, stream
 from scalerl_jax.data.tokenizers import Tokenizer
@@ -37,9 +37,9 @@ class FlawedTeacher:
   uniformly to the other wrong ones, and the chain goes on from it.
   """
 
-  table: Int[np.ndarray, "3 m m"]  # right results
-  error: Float[np.ndarray, "3 m m"]  # probability of a wrong one
-  favorite: Int[np.ndarray, "3 m m"]  # the favourite wrong one
+  table: Int[np.ndarray, "O m m"]  # right results
+  error: Float[np.ndarray, "O m m"]  # probability of a wrong one
+  favorite: Int[np.ndarray, "O m m"]  # the favourite wrong one
   guess_share: float  # of chains that are answered at once, at random
   stop_early_share: float  # of chains answered with an earlier value
 
@@ -83,11 +83,14 @@ class FlawedTeacher:
 
 
 def make_teacher(
-  task: TaskConfig, supervised: SupervisedConfig
+  task: TaskConfig, supervised: SupervisedConfig, operations: Operations
 ) -> FlawedTeacher:
-  """The teacher of this task seed: Beta(α, β) errors, uniform favourites."""
-  rng = stream(task.seed, Purpose.TEACHER)
-  table = chain.operation_table(task.modulus)
+  """The teacher of this task seed: Beta(α, β) errors, uniform favourites.
+
+  Each set of operations has a table of its own, drawn from the same Beta.
+  """
+  rng = stream(task.seed, Purpose.TEACHER, operations.number)
+  table = chain.operation_table(operations, task.modulus)
   away = rng.integers(1, task.modulus, size=table.shape)
   return FlawedTeacher(
     table=table,
@@ -107,6 +110,7 @@ class Scribe:
     self,
     task: TaskConfig,
     supervised: SupervisedConfig,
+    operations: Operations,
     tokenizer: Tokenizer,
     forbidden: frozenset[bytes],
   ):
@@ -115,13 +119,15 @@ class Scribe:
     Args:
       task: draws teacher and chains.
       supervised: the teacher's flaws, batch size and seed.
+      operations: what is taught.
       tokenizer: has a piece for each symbol and digit of the task.
-      forbidden: `chain.chain_keys` of the held-out prompts.
+      forbidden: `chain.chain_keys` of these operations' held-out prompts.
     """
     self._task = task
     self._supervised = supervised
+    self._operations = operations
     self._forbidden = forbidden
-    self._teacher = make_teacher(task, supervised)
+    self._teacher = make_teacher(task, supervised, operations)
     self._pad = tokenizer.pad_id
     self._end = tokenizer.eos_ids[0]
 
@@ -129,7 +135,8 @@ class Scribe:
       return np.array([tokenizer.encode(text).item() for text in texts])
 
     self._digits = ids(list(chain.DIGITS[: task.modulus]))
-    self._slots = ids([chain.BLANK, *chain.symbols(task.modulus)])
+    packed = chain.symbols(operations, task.modulus)
+    self._slots = ids([chain.BLANK, *packed])
     self._colon, self._marker = ids([chain.COLON, MARKER])
 
   def batch(self, index: int) -> SupervisedBatch:
@@ -158,14 +165,16 @@ class Scribe:
 
   def _draw(self, rng: np.random.Generator) -> Chains:
     """Chains none of which is held out: those are drawn again."""
-    modulus = self._task.modulus
-    chains = chain.draw_chains(rng, self._supervised.batch_size, self._task)
+    operations, modulus = self._operations, self._task.modulus
+    chains = chain.draw_chains(
+      rng, self._supervised.batch_size, operations, self._task
+    )
     while True:
       again = np.array(
         [key in self._forbidden for key in chain.chain_keys(chains, modulus)]
       )
       if not again.any():
         return chains
-      fresh = chain.draw_chains(rng, int(again.sum()), self._task)
+      fresh = chain.draw_chains(rng, int(again.sum()), operations, self._task)
       for field, other in zip(chains, fresh, strict=True):
         field[again] = other

@@ -106,8 +106,11 @@ def global_weights(
   """Advantages, aggregation weights and rows kept, of the whole batch."""
   loss = settings.loss
   keep = batch.mask.any(axis=1)
-  if loss.zero_variance == "drop":
-    keep &= zero_variance_keep(batch.correct, group_size=settings.group_size)
+  if loss.zero_variance != "keep":
+    # What `refill` could not replace is dropped.
+    keep &= zero_variance_keep(
+      batch.correct, group_size=settings.group_size, counted=keep
+    )
   advantages = group_advantages(
     batch.rewards,
     group_size=settings.group_size,
@@ -202,7 +205,7 @@ def train_step(
     "loss": loss,
     "gradient_norm": norm,
     "skipped": (kept == 0).astype(jnp.float32),
-    "kept_rows": kept.astype(jnp.float32),
+    "effective_batch": kept.astype(jnp.float32),
     "micro_batches": micro_batches.astype(jnp.float32),
     "kept_tokens": sums["tokens"],
     "entropy": sums["entropy"] / tokens,

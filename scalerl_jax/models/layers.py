@@ -163,3 +163,17 @@ def float32_head(
   flat = hidden.reshape(-1, hidden.shape[-1]).astype(jnp.float32)
   logits = jnp.einsum("nd,vd->nv", flat, table.astype(jnp.float32), **FLOAT32)
   return logits.reshape(*hidden.shape[:-1], table.shape[0])
+
+
+def bfloat16_head(
+  hidden: Float[Array, "*B D"], table: Float[Array, "V D"]
+) -> Float[Array, "*B V"]:
+  """The head that the FP32 one is compared with: bfloat16 in, bfloat16 out.
+
+  Returns:
+    Logits rounded to bfloat16, as float32.
+  """
+  flat = hidden.reshape(-1, hidden.shape[-1]).astype(jnp.bfloat16)
+  logits = jnp.einsum("nd,vd->nv", flat, table.astype(jnp.bfloat16))
+  logits = logits.astype(jnp.bfloat16).astype(jnp.float32)
+  return logits.reshape(*hidden.shape[:-1], table.shape[0])

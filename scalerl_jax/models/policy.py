@@ -98,6 +98,7 @@ class Policy(nnx.Module):
     check_heads(config.num_heads, config.num_kv_heads, mesh.shape["tensor"])
     self.config = config
     self.vocab_size = vocab_size
+    self.head_dtype = "float32"
     plan = parameter_plan(config, vocab_size)
     specs = {
       name: partition_spec(axes, shape, mesh)
@@ -150,8 +151,14 @@ class Policy(nnx.Module):
     return self.head(self.hidden(tokens, positions, segment_ids))
 
   def head(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """The FP32 head; the one function that sampler and learner share."""
+    """The FP32 head; the one function that sampler and learner share.
+
+    With `with_head_dtype(..., "bfloat16")` it is what the paper's ablation
+    compares with.
+    """
     table = self.embedding if self.config.tied_head else self.output
+    if self.head_dtype == "bfloat16":
+      return layers.bfloat16_head(hidden, table[...])
     return layers.float32_head(hidden, table[...])
 
   def hidden(
@@ -324,3 +331,18 @@ class Policy(nnx.Module):
 
     x, kv = jax.lax.scan(block, x, self._stack(), unroll=self.unrolled)
     return self._final(x), kv
+
+
+def with_head_dtype(
+  policy: nnx.GraphDef, params: nnx.State, dtype: str
+) -> nnx.GraphDef:
+  """The same policy with its head in another dtype, for one side of the run.
+
+  Args:
+    policy: graph definition (`nnx.split`).
+    params: its parameters, for their structure only.
+    dtype: "float32" or "bfloat16".
+  """
+  merged: Policy = nnx.merge(policy, params)
+  merged.head_dtype = dtype
+  return nnx.split(merged)[0]

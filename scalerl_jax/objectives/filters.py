@@ -12,7 +12,10 @@ from scalerl_jax.objectives.checks import (
 
 
 def zero_variance_keep(
-  correct: Num[Array, " B"] | Bool[Array, " B"], *, group_size: int
+  correct: Num[Array, " B"] | Bool[Array, " B"],
+  *,
+  group_size: int,
+  counted: Bool[Array, " B"] | None = None,
 ) -> Bool[Array, " B"]:
   """True on every row of a group with 0 < mean(correct) < 1.
 
@@ -23,6 +26,8 @@ def zero_variance_keep(
     correct: 0/1 correctness as bool, int or float; not rewards of ±1, for
       which a mean strictly between 0 and 1 would be another filter.
     group_size: G; groups are adjacent rows.
+    counted: True on completions that the mean is over, all by default; a
+      completion that is masked out says nothing about its group.
 
   Returns:
     One value per group, repeated over its rows.
@@ -47,5 +52,9 @@ def zero_variance_keep(
         " correctness, not rewards"
       )
   table = correct.reshape(groups, group_size).astype(bool)
-  mixed = table.any(axis=1) & ~table.all(axis=1)
+  if counted is None:
+    counted = jnp.ones(correct.shape, bool)
+  check_shape("counted", counted, correct.shape)
+  part = counted.reshape(groups, group_size)
+  mixed = (table & part).any(axis=1) & (~table & part).any(axis=1)
   return jnp.repeat(mixed, group_size)

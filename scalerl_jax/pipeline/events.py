@@ -24,6 +24,8 @@ class Totals:
   trained_tokens: int = 0  # completion tokens of all batches
   skipped_steps: int = 0
   micro_batches: int = 0
+  discarded_groups: int = 0  # finished, and replaced instead of trained on
+  discarded_tokens: int = 0  # of their completions
   train_seconds: float = 0.0  # of the loop, evaluation and saving left out
 
 
@@ -56,6 +58,7 @@ def batch_metrics(
   lengths = np.stack([s.rollout.length for s in scored])
   finish = np.stack([s.rollout.finish for s in scored])
   versions = np.stack([s.rollout.versions for s in scored])
+  forced = np.stack([s.rollout.forced for s in scored])
   written = np.arange(versions.shape[-1]) < lengths[..., None]
   newest = np.where(written, versions, -1).max(axis=-1)
   oldest = np.where(written, versions, np.iinfo(np.int32).max).min(axis=-1)
@@ -66,6 +69,7 @@ def batch_metrics(
     "batch_tokens": int(lengths.sum()),
     "completion_length": float(lengths.mean()),
     "truncated": float((finish == FinishReason.BUDGET).mean()),
+    "interrupted": float((forced & written).any(axis=-1).mean()),
     "several_versions": float((newest > oldest).mean()),
     "staleness_mean": float(staleness.mean()),
     "staleness_max": int(staleness.max()),

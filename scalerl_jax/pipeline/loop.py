@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from scalerl_jax.config import SCHEDULES, SamplerConfig
+from scalerl_jax.config import SCHEDULES, LengthConfig, SamplerConfig
 from scalerl_jax.data.curriculum import PromptStream
 from scalerl_jax.data.tasks import Task
-from scalerl_jax.learning.batching import collate
+from scalerl_jax.learning.batching import counted_rows, make_batch
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.pipeline.clock import LogicalClock
 from scalerl_jax.pipeline.events import (
@@ -24,6 +25,7 @@ from scalerl_jax.pipeline.events import (
   batch_metrics,
 )
 from scalerl_jax.pipeline.journal import Journal
+from scalerl_jax.pipeline.refill import Refill
 from scalerl_jax.pipeline.schedule import StalenessLedger
 from scalerl_jax.pipeline.stopwatch import Stopwatch
 from scalerl_jax.pipeline.store import RolloutStore, Scored
@@ -52,6 +54,8 @@ class Pipeline:
     learner: on the trainer mesh.
     transport: carries weights and scored groups.
     ledger: which group may start, which batch may be used.
+    length: what becomes of long and truncated completions.
+    refill_limit: groups of zero variance that are replaced for each batch.
     schedule: one of `SCHEDULES`.
     chunks_per_step: logical schedule: chunks between an update's start and
       its publication.
@@ -69,6 +73,8 @@ class Pipeline:
     ledger: StalenessLedger,
     schedule: str,
     chunks_per_step: int,
+    length: LengthConfig = LengthConfig(),
+    refill_limit: int = 0,
     journal: Journal | None = None,
   ):
     if schedule not in SCHEDULES:
@@ -79,6 +85,7 @@ class Pipeline:
     self.sampler, self.learner = sampler, learner
     self.transport, self.ledger = transport, ledger
     self.journal = journal
+    self._length, self._refill = length, Refill(refill_limit)
     self.clock = (
       LogicalClock(chunks_per_step) if schedule == "logical" else None
     )
@@ -225,10 +232,22 @@ class Pipeline:
     ).astype(np.int32)
     rows = correct.reshape(len(indices), -1)
     for index, rollout, row in zip(indices, rollouts, rows, strict=True):
-      self.transport.put(Scored(index, rollout, row))
+      self.stream.record(int(rollout.uid), int(row.sum()), row.size)
+      counted = counted_rows(rollout.finish, self._length)
+      if self._refill.replaces(row, counted):
+        self._discard(index, rollout)
+      else:
+        self.transport.put(Scored(index, rollout, row))
     while (scored := self.transport.get()) is not None:
       self.store.queued[scored.index] = scored
       self.ledger.finish(scored.index)
+
+  def _discard(self, index: int, rollout: Rollout) -> None:
+    """Forgets a group; the ledger lets another one in its place."""
+    self.ledger.discard(index)
+    self.totals.discarded_groups += 1
+    self.totals.discarded_tokens += int(rollout.length.sum())
+    self._write("discard", group=index)
 
   def _check_finite(
     self, indices: Sequence[int], rollouts: Sequence[Rollout]
@@ -259,11 +278,18 @@ class Pipeline:
       return
     staleness = self.ledger.take(indices)
     scored = [self.store.queued.pop(index) for index in indices]
-    correct = np.stack([s.correct for s in scored])
-    batch = collate(
-      [s.rollout for s in scored], correct, np.where(correct, 1.0, -1.0)
-    )
-    self._pending = batch_metrics(scored, staleness, self.ledger.max_staleness)
+    self._refill.next_batch()
+    # Where the update will run: the sampler's device is busy with a chunk.
+    with jax.default_device(self.learner.mesh.devices.flat[0]):
+      batch = make_batch(
+        [s.rollout for s in scored],
+        np.stack([s.correct for s in scored]),
+        self._length,
+      )
+    self._pending = {
+      **batch_metrics(scored, staleness, self.ledger.max_staleness),
+      "retired_share": self.stream.retired_share,
+    }
     self._examples = scored
     self.totals.trained_tokens += self._pending["batch_tokens"]
     self.learner.start(batch)
@@ -346,6 +372,7 @@ class Pipeline:
         **counters,
         "admitted": np.asarray(self.admitted),
         "events": np.asarray(self.journal.events if self.journal else 0),
+        "replaced": np.asarray(self._refill.replaced),
       },
     )
 
@@ -361,6 +388,7 @@ class Pipeline:
     counters = {name: v.item() for name, v in state["counters"].items()}
     self.admitted = counters.pop("admitted")
     self.events = counters.pop("events")
+    self._refill.replaced = counters.pop("replaced")
     self.totals = Totals(**counters)
     self.publish_weights()
 

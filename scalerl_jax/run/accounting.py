@@ -166,21 +166,31 @@ class Compute:
     # Prompt and completion columns: of a row, and of a slot's cache.
     self._row_tokens = sampler.max_prompt_tokens + sampler.max_completion_tokens
 
-  def full(self, step: int, trained_tokens: int) -> float:
+  def full(
+    self,
+    step: int,
+    trained_tokens: int,
+    *,
+    discarded_groups: int = 0,
+    discarded_tokens: int = 0,
+  ) -> float:
     """FLOPs of the work asked for in these many steps.
 
     Args:
       step: updates, skipped ones included.
       trained_tokens: completion tokens of all their batches.
+      discarded_groups: generated and replaced, as dynamic sampling asks.
+      discarded_tokens: completion tokens of these.
     """
     rows = step * self._batch.completions
+    discarded = discarded_groups * self._batch.group_size
     return generation_flops(
       self._model,
       vocab_size=self._vocab_size,
-      prompts=step * self._batch.prompts,
+      prompts=step * self._batch.prompts + discarded_groups,
       prompt_tokens=self._sampler.max_prompt_tokens,
-      completions=rows,
-      completion_tokens=trained_tokens,
+      completions=rows + discarded,
+      completion_tokens=trained_tokens + discarded_tokens,
       context=self._row_tokens,
     ) + training_flops(
       self._model,

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import EvaluationConfig, SamplerConfig
 from scalerl_jax.data.tasks import Task
+from scalerl_jax.sampling.interruption import Interruption
 from scalerl_jax.sampling.sampler import Group, Sampler
 from scalerl_jax.types import FinishReason, Prompt
 
@@ -46,6 +47,7 @@ class Evaluator:
     config: EvaluationConfig,
     sampler: SamplerConfig,
     mesh: Mesh,
+    interruption: Interruption | None = None,
   ):
     self.task = task
     self.samples = config.samples
@@ -57,6 +59,7 @@ class Evaluator:
       eos_ids=task.tokenizer.eos_ids,
       seed=config.seed,
       mesh=mesh,
+      interruption=interruption,
     )
 
   def compile(self, params: nnx.State) -> None:

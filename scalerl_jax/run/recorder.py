@@ -12,7 +12,7 @@ import numpy as np
 
 from scalerl_jax.config import Config
 from scalerl_jax.data.tasks import Task
-from scalerl_jax.pipeline.events import StepEvent
+from scalerl_jax.pipeline.events import StepEvent, Totals
 from scalerl_jax.pipeline.loop import Pipeline
 from scalerl_jax.run.accounting import Compute, check_share
 from scalerl_jax.run.evaluate import Evaluation, Evaluator
@@ -98,7 +98,7 @@ class Recorder:
     axes = {
       "trained_tokens": totals.trained_tokens,
       "generated_tokens": totals.generated_tokens,
-      "flops_full": self._compute.full(step, totals.trained_tokens),
+      "flops_full": self._flops_full(step, totals),
       "flops_spent": self._compute.spent(totals),
       "device_seconds": self._device_seconds(),
       "wall_seconds": self.wall_seconds(),
@@ -145,10 +145,11 @@ class Recorder:
       "generated_tokens": totals.generated_tokens,
       "trained_tokens": totals.trained_tokens,
       "skipped_steps": totals.skipped_steps,
+      "discarded_groups": totals.discarded_groups,
       "oldest_wait_share": check_share(
         "oldest_wait_share", totals.waits_for_oldest / max(totals.chunks, 1)
       ),
-      "flops_full": self._compute.full(event.step, totals.trained_tokens),
+      "flops_full": self._flops_full(event.step, totals),
       "flops_spent": self._compute.spent(totals),
       "time/step_seconds": seconds,
       "time/sampler_tokens_per_second": tokens / seconds,
@@ -157,6 +158,14 @@ class Recorder:
       "time/device_seconds": self._device_seconds(),
       "time/wall_seconds": self.wall_seconds(),
     }
+
+  def _flops_full(self, step: int, totals: Totals) -> float:
+    return self._compute.full(
+      step,
+      totals.trained_tokens,
+      discarded_groups=totals.discarded_groups,
+      discarded_tokens=totals.discarded_tokens,
+    )
 
   def _device_seconds(self) -> float:
     """Devices held times training seconds; evaluation is counted apart."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.run import throughput
 from scalerl_jax.run.metrics import read_curves, read_metrics
-from scalerl_jax.run.progress import clock, quantity
+from scalerl_jax.run.progress import quantity
 from scalerl_jax.scaling import fit as fit_lib
 from scalerl_jax.scaling import forecast as forecast_lib
 from scalerl_jax.scaling import points
@@ -301,49 +302,11 @@ def _tasks(curves) -> str:
   return f"<h2>Held-out sets</h2>{table}"
 
 
-def _series(metrics, name) -> tuple[np.ndarray, np.ndarray]:
-  """Steps and values of a metric, where it is a number."""
-  told = [
-    (line["step"], line[name])
-    for line in metrics
-    if isinstance(line.get(name), int | float)
-  ]
-  steps, values = np.array(told, float).reshape(-1, 2).T
-  return steps, values
-
-
-# Metric, what it is, and how its median over the steps is written.
-_RATES = (
-  ("time/sampler_tokens_per_second", "tokens generated a second", quantity),
-  ("time/step_seconds", "seconds a step", "{:.3g}".format),
-  ("time/learner_idle_share", "learner idle", "{:.0%}".format),
-  ("time/sampler_idle_share", "sampler idle", "{:.0%}".format),
-  ("sampler_occupancy", "sampler slots occupied", "{:.0%}".format),
-  ("useful_token_fraction", "tokens kept by the filter", "{:.0%}".format),
-)
-_ENDS = (
-  ("generated_tokens", "tokens generated", quantity),
-  ("trained_tokens", "tokens trained on", quantity),
-  ("flops_full", "FLOPs of all work asked for", quantity),
-  ("flops_spent", "FLOPs really computed", quantity),
-  ("time/device_seconds", "device-seconds", "{:.1f}".format),
-  ("time/wall_seconds", "time", clock),
-)
-
-
 def _throughput(metrics) -> str:
-  rows = []
-  for name, what, write in _RATES:
-    values = _series(metrics, name)[1]
-    if len(values):
-      rows.append((what, write(float(np.median(values))), "median of steps"))
-  for name, what, write in _ENDS:
-    values = _series(metrics, name)[1]
-    if len(values):
-      rows.append((what, write(float(values[-1])), "whole run"))
+  rows = throughput.rows(metrics)
   if not rows:
     return ""
-  steps, speed = _series(metrics, _RATES[0][0])
+  steps, speed = throughput.series(metrics, throughput.SPEED)
   figure = ""
   if len(steps) > 1:
     drawn, axes = _panel(2.6, "Generation", "step", "tokens a second")

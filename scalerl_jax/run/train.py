@@ -19,10 +19,12 @@ from scalerl_jax.learning.batching import collate
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.learning.optimizer import make_optimizer
 from scalerl_jax.learning.train_step import TrainSettings
+from scalerl_jax.models.policy import with_head_dtype
 from scalerl_jax.models.sharding import make_mesh, shardings_on
 from scalerl_jax.pipeline.events import NonFiniteError, StepEvent
 from scalerl_jax.pipeline.journal import Journal
 from scalerl_jax.pipeline.loop import Pipeline, no_rollout
+from scalerl_jax.pipeline.phases import PhaseLedger
 from scalerl_jax.pipeline.schedule import StalenessLedger
 from scalerl_jax.pipeline.transport import InProcess, Transport
 from scalerl_jax.run.checkpoint import Checkpoints
@@ -38,6 +40,7 @@ from scalerl_jax.run.workdir import (
   claim_task,
   claim_workdir,
 )
+from scalerl_jax.sampling.interruption import make_interruption
 from scalerl_jax.sampling.sampler import Sampler, warp_settings
 
 
@@ -71,6 +74,11 @@ class Run:
         f"task {self.task.name!r} takes {self.task.max_turns} turns; this"
         " version trains on tasks of one turn"
       )
+    self.interruption = make_interruption(
+      config.length,
+      self.task.tokenizer,
+      max_completion_tokens=config.sampler.max_completion_tokens,
+    )
     claim_workdir(self.workdir, config)
     claim_task(self.workdir, self.task.fingerprint())
     self.task.tokenizer.save(stored)
@@ -125,7 +133,7 @@ class Run:
     self.learner = Learner(
       jax.device_put(base, shardings_on(meshes.trainer, base)),
       TrainSettings(
-        policy=graph,
+        policy=with_head_dtype(graph, base, config.loss.head_dtype),
         optimizer=make_optimizer(config.optimizer),
         loss=config.loss,
         warp=tuple(sorted(warp_settings(config.sampler).items())),
@@ -135,6 +143,7 @@ class Run:
       ),
       meshes.trainer,
     )
+    graph = with_head_dtype(graph, base, config.sampler.head_dtype)
     sampler = Sampler(
       graph,
       generator_params,
@@ -143,6 +152,7 @@ class Run:
       eos_ids=task.tokenizer.eos_ids,
       seed=config.run.seed,
       mesh=meshes.generator,
+      interruption=self.interruption,
     )
     self.evaluator = Evaluator(
       task,
@@ -151,20 +161,24 @@ class Run:
       config.evaluation,
       config.sampler,
       meshes.generator,
+      self.interruption,
     )
     self.pipeline = Pipeline(
       task=task,
-      stream=PromptStream(task.train, seed=config.run.seed),
+      stream=PromptStream(
+        task.train,
+        seed=config.run.seed,
+        curriculum=config.curriculum,
+        weights=config.task.weights,
+      ),
       sampler=sampler,
       learner=self.learner,
       transport=wrap_transport(InProcess(on_generator)),
-      ledger=StalenessLedger(
-        config.batch.prompts,
-        config.pipeline.max_staleness,
-        config.run.steps * config.batch.prompts,
-      ),
+      ledger=make_ledger(config),
       schedule=config.pipeline.schedule,
       chunks_per_step=config.pipeline.chunks_per_step,
+      length=config.length,
+      refill_limit=refill_limit(config),
     )
     self._restore()
     if not self.pipeline.ledger.done:
@@ -289,6 +303,21 @@ class Run:
       level=self.config.run.forecast_level,
       axis=self.config.run.forecast_axis,
     )
+
+
+def make_ledger(config: Config) -> StalenessLedger:
+  """Which groups may start and be used, by `pipeline.algorithm`."""
+  prompts = config.batch.prompts
+  total = config.run.steps * prompts
+  if config.pipeline.algorithm == "ppo_off_policy":
+    return PhaseLedger(prompts, config.pipeline.updates_per_phase, total)
+  return StalenessLedger(prompts, config.pipeline.max_staleness, total)
+
+
+def refill_limit(config: Config) -> int:
+  """Groups of zero variance that are replaced for each batch."""
+  refills = config.loss.zero_variance == "refill"
+  return config.loss.refill_limit * config.batch.prompts if refills else 0
 
 
 def enable_compilation_cache() -> None:

@@ -10,13 +10,20 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from scalerl_jax.models import kv_cache
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.objectives.logprobs import warp_logits
 from scalerl_jax.sampling import distribution
-from scalerl_jax.sampling.slots import SlotState
+from scalerl_jax.sampling.interruption import (
+  Interruption,
+  answer_budget,
+  first_ends,
+  interrupt,
+  thinking_budgets,
+)
+from scalerl_jax.sampling.slots import SlotState, Thinking, record
 from scalerl_jax.types import FinishReason
 
 
@@ -29,6 +36,7 @@ class DecodeSettings:
   eos_ids: tuple[int, ...]
   group_size: int
   chunk: int  # C, decode steps of a chunk at most
+  interruption: Interruption | None = None  # of thinking
 
 
 def warped(
@@ -50,15 +58,6 @@ def finish_reason(
   return jnp.where(ends, FinishReason.EOS, spent).astype(jnp.int32)
 
 
-def _record(
-  ring: Array, column: Array, values: Array, where: Bool[Array, " S"]
-) -> Array:
-  """One column of a record ring, written where `where` holds."""
-  old = jax.lax.dynamic_index_in_dim(ring, column, 0, keepdims=False)
-  new = jnp.where(where, values.astype(ring.dtype), old)
-  return jax.lax.dynamic_update_index_in_dim(ring, new, column, 0)
-
-
 def decode_chunk(
   params: nnx.State,
   version: Int[Array, ""],
@@ -75,7 +74,7 @@ def decode_chunk(
     settings: static.
 
   Returns:
-    The new state, and (decode steps run, tokens drawn) of the chunk.
+    The new state, and (decode steps run, tokens drawn or forced) of the chunk.
   """
   policy: Policy = nnx.merge(settings.policy, params)
   held = state.cache
@@ -93,22 +92,29 @@ def decode_chunk(
     hidden, cache = policy.decode_opened(state.last, position, cache)
     uniforms = distribution.token_uniforms(state.keys, state.length)
     token, logp = distribution.draw(warped(policy, hidden, settings), uniforms)
-    active = state.active
+    active, budget, thinking = state.active, state.budget, state.thinking
+    if settings.interruption is not None:
+      token, logp, thinking = interrupt(
+        state, column, token, logp, settings.interruption
+      )
+      budget = answer_budget(budget, thinking.ended, settings.interruption)
     length = state.length + active
-    finish = finish_reason(token, length, state.budget, settings.eos_ids)
+    finish = finish_reason(token, length, budget, settings.eos_ids)
     finish = jnp.where(active, finish, state.finish)
     state = dataclasses.replace(
       state,
       cache=cache,
       last=jnp.where(active, token, state.last),
       length=length,
+      budget=budget,
       finish=finish,
       active=active & (finish == FinishReason.RUNNING),
-      tokens=_record(state.tokens, column, token, active),
-      logps=_record(state.logps, column, logp, active),
-      versions=_record(
+      tokens=record(state.tokens, column, token, active),
+      logps=record(state.logps, column, logp, active),
+      versions=record(
         state.versions, column, jnp.broadcast_to(version, token.shape), active
       ),
+      thinking=thinking,
     )
     return steps + 1, drawn + active.sum(dtype=jnp.int32), state
 
@@ -175,7 +181,11 @@ def insert_groups(
   token, logp = distribution.draw(
     logits, distribution.token_uniforms(keys, first)
   )
-  finish = finish_reason(token, first + 1, each(budgets), settings.eos_ids)
+  budget = each(budgets)
+  if settings.interruption is not None:
+    ended = first_ends(token, settings.interruption)
+    budget = answer_budget(budget, ended, settings.interruption)
+  finish = finish_reason(token, first + 1, budget, settings.eos_ids)
 
   enters = source >= 0
   row = jnp.maximum(source, 0)
@@ -185,7 +195,7 @@ def insert_groups(
     where = enters.reshape(-1, *[1] * (old.ndim - 1))
     return jnp.where(where, picked.astype(old.dtype), old)
 
-  cache = state.cache
+  cache, thinking = state.cache, state.thinking
   before = (cache.cursor - 1) % state.tokens.shape[0]
   cache = dataclasses.replace(
     cache,
@@ -197,19 +207,29 @@ def insert_groups(
     group=enter(each(places), cache.group),
     length=jnp.where(enters, 0, cache.length),
   )
+  if settings.interruption is not None:
+    allowed = thinking_budgets(keys, settings.interruption)
+    thinking = Thinking(
+      budget=enter(allowed, thinking.budget),
+      ended=enter(ended, thinking.ended),
+      forced=record(
+        thinking.forced, before, jnp.zeros(enters.shape, bool), enters
+      ),
+    )
   return dataclasses.replace(
     state,
     cache=cache,
     keys=enter(keys, state.keys),
     last=enter(token, state.last),
     length=jnp.where(enters, 1, state.length),
-    budget=enter(each(budgets), state.budget),
+    budget=enter(budget, state.budget),
     active=enter(finish == FinishReason.RUNNING, state.active),
     finish=enter(finish, state.finish),
-    tokens=_record(state.tokens, before, jnp.take(token, row), enters),
-    logps=_record(state.logps, before, jnp.take(logp, row), enters),
-    versions=_record(
+    tokens=record(state.tokens, before, jnp.take(token, row), enters),
+    logps=record(state.logps, before, jnp.take(logp, row), enters),
+    versions=record(
       state.versions, before, jnp.broadcast_to(version, enters.shape), enters
     ),
     start=jnp.where(enters, before, state.start),
+    thinking=thinking,
   )

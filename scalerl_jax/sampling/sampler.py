@@ -22,6 +22,7 @@ from scalerl_jax.sampling.decode import (
   decode_chunk,
   insert_groups,
 )
+from scalerl_jax.sampling.interruption import Interruption
 from scalerl_jax.sampling.occupancy import Occupancy
 from scalerl_jax.sampling.slots import (
   SlotState,
@@ -51,12 +52,20 @@ class Finished:
   tokens: np.ndarray  # int32 [N, Tc]
   behavior_logps: np.ndarray  # float32 [N, Tc]
   versions: np.ndarray  # int32 [N, Tc]
+  forced: np.ndarray  # bool [N, Tc]
   length: np.ndarray  # int32 [N]
   finish: np.ndarray  # int32 [N]
 
 
 # What a completion's record holds besides who it belongs to.
-RECORDED = ("tokens", "behavior_logps", "versions", "length", "finish")
+RECORDED = (
+  "tokens",
+  "behavior_logps",
+  "versions",
+  "forced",
+  "length",
+  "finish",
+)
 
 
 def warp_settings(config: SamplerConfig) -> dict[str, Any]:
@@ -83,6 +92,7 @@ class Sampler:
     eos_ids: tokens that end a completion.
     seed: makes the run key.
     mesh: the generator mesh.
+    interruption: of thinking; None: nothing is forced.
   """
 
   def __init__(
@@ -95,7 +105,12 @@ class Sampler:
     eos_ids: Sequence[int],
     seed: int,
     mesh: Mesh,
+    interruption: Interruption | None = None,
   ):
+    if interruption is not None:
+      interruption.check(
+        eos_ids, max_completion_tokens=config.max_completion_tokens
+      )
     self.config = config
     self.group_size = group_size
     self.mesh = mesh
@@ -105,6 +120,7 @@ class Sampler:
       eos_ids=tuple(int(i) for i in eos_ids),
       group_size=group_size,
       chunk=config.chunk,
+      interruption=interruption,
     )
     key = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
     self._key = np.asarray(key)
@@ -116,7 +132,9 @@ class Sampler:
     self._read_sizes = sorted(
       {-(-config.slots // 8), -(-config.slots // 2), config.slots}
     )
-    self.state = self._create(nnx.merge(policy, params))
+    self.state = self._create(
+      nnx.merge(policy, params), interrupted=interruption is not None
+    )
     shardings = jax.tree.map(lambda x: x.sharding, self.state)
     self._decode = jax.jit(
       functools.partial(decode_chunk, settings=settings),
@@ -192,7 +210,7 @@ class Sampler:
     return self._stats is None or self._stats.is_ready()
 
   def chunk_stats(self) -> tuple[int, int]:
-    """(decode steps, tokens drawn) of the last chunk; waits for it, once."""
+    """(decode steps, tokens) of the last chunk; waits for it, once."""
     if self._stats is None:
       return 0, 0
     steps, drawn = np.asarray(self._stats)
@@ -292,7 +310,7 @@ class Sampler:
     self.occupancy.load_state_dict(state["occupancy"])
     self._stats = None
 
-  def _create(self, policy: Policy) -> SlotState:
+  def _create(self, policy: Policy, *, interrupted: bool) -> SlotState:
     config = self.config
 
     def create() -> SlotState:
@@ -302,13 +320,14 @@ class Sampler:
           slots=config.slots,
           prompt_tokens=config.max_prompt_tokens,
           completion_tokens=config.max_completion_tokens,
-        )
+        ),
+        interrupted=interrupted,
       )
 
     shardings = jax.tree.map(
       lambda x, axes: named_sharding(axes, x.shape, self.mesh),
       jax.eval_shape(create),
-      logical_axes(),
+      logical_axes(interrupted=interrupted),
     )
     return jax.jit(create, out_shardings=shardings)()
 

@@ -36,6 +36,41 @@ def test_lines_are_read_in_order_and_blank_ones_pass(tmp_path, end):
   assert prompts.read_jsonl(path) == [Line(*pair) for pair in texts]
 
 
+def test_difficulty_is_read_where_a_line_has_it(tmp_path):
+  given = ["", "0", "3", "-2.5", "1e3"]
+  rows = [
+    f'{{"prompt": "{i}", "answer": "0"' + (d and f', "difficulty": {d}') + "}"
+    for i, d in enumerate(given)
+  ]
+  lines = prompts.read_jsonl(write(tmp_path, *rows))
+  assert [line.difficulty for line in lines] == [0.0, 0.0, 3.0, -2.5, 1000.0]
+  assert all(type(line.difficulty) is float for line in lines)
+
+
+NO_NUMBERS = {
+  "text": '"hard"',
+  "number in text": '"3"',
+  "null": "null",
+  "truth": "true",
+  "list": "[1]",
+  "not a number": "NaN",
+  "infinity": "-Infinity",
+  "beyond float": "1e999",
+  "integer beyond float": "1" + "0" * 400,
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_a_difficulty_that_is_no_finite_number_is_refused(tmp_path, name):
+  bad = GOOD[:-1].replace("1+1", "2") + f', "difficulty": {NO_NUMBERS[name]}}}'
+  path = write(tmp_path, GOOD, bad)
+  with pytest.raises(ValueError, match="must be a finite number") as refusal:
+    prompts.read_jsonl(path)
+  message = str(refusal.value)
+  assert message.startswith(f'{path}, line 2: "difficulty" must be')
+  assert len(message) < len(str(path)) + 200
+
+
 BAD_LINES = {
   "not JSON": ("1+1 = 2", "must be a JSON object"),
   "cut": ('{"prompt": "1+1", "ans', "must be a JSON object"),
@@ -45,6 +80,7 @@ BAD_LINES = {
   "empty prompt": ('{"prompt": " ", "answer": "2"}', "got ' ' as 'prompt'"),
   "not UTF-8": (b'{"prompt": "\xff", "answer": "2"}', "in UTF-8"),
   "nested": ("[" * 100_000, "must be a JSON object"),
+  "endless": ('{"difficulty": ' + "1" * 5000 + "}", "must be a JSON object"),
 }
 
 

@@ -1,6 +1,8 @@
 """Tasks as a run sees them: prompts, split, verifier, stored tokenizer."""
 
 import dataclasses
+import hashlib
+import itertools
 import json
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from scalerl_jax.config import Config, SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain
+from scalerl_jax.data.chain import ARITHMETIC, LOGIC
 from scalerl_jax.data.tasks import load_task
 from scalerl_jax.types import Rollout
 
@@ -39,8 +42,15 @@ def questions(tmp_path):
 
 
 def everything(task):
-  (heldout,) = task.heldout.values()
-  return [*task.train, *heldout]
+  return [*task.train, *itertools.chain(*task.heldout.values())]
+
+
+def assert_right(prompt, operations):
+  chains = chain.parse(prompt.text, operations, 16)
+  values = chain.running_values(chains, operations, 16)
+  assert prompt.answer == f"{values[0, -1]:x}"
+  assert prompt.task == operations.name
+  assert prompt.difficulty == chains.lengths[0]
 
 
 def test_prompts_are_right_distinct_and_of_the_stated_number(task):
@@ -52,8 +62,58 @@ def test_prompts_are_right_distinct_and_of_the_stated_number(task):
   assert len({prompt.text for prompt in prompts}) == 370
   assert all(0 <= prompt.uid < 2**31 for prompt in prompts)
   for prompt in prompts:
-    values = chain.running_values(chain.parse(prompt.text, 16), 16)
-    assert prompt.answer == f"{values[0, -1]:x}"
+    assert_right(prompt, ARITHMETIC)
+
+
+def test_chain_arithmetic_is_what_published_runs_were_trained_on():
+  # As the first version of this task made them; cached base policies and
+  # published numbers hang on these prompts, ids and teacher texts. (2026-11)
+  task = load(TaskConfig(), SupervisedConfig(seed=3))
+  assert task.fingerprint() == "74becd3bba59"
+  digest = hashlib.sha256()
+  for array in task.supervised_batch(699):
+    digest.update(np.ascontiguousarray(array).tobytes())
+  assert digest.hexdigest()[:12] == "ca73ce73613f"
+
+
+def test_difficulty_and_task_leave_the_fingerprint_alone(task):
+  other = [
+    dataclasses.replace(p, difficulty=p.difficulty + 1, task="x")
+    for p in task.train
+  ]
+  changed = dataclasses.replace(task, train=other)
+  assert changed.fingerprint() == task.fingerprint()
+
+
+def test_chain_logic_has_prompts_and_symbols_of_its_own(task):
+  logic = load(dataclasses.replace(TASK, name="chain_logic"))
+  assert list(logic.heldout) == ["chain_logic"]
+  assert logic.weights == {"chain_logic": 1.0}
+  assert logic.tokenizer.vocab_size == 70
+  prompts = everything(logic)
+  assert len({prompt.text for prompt in prompts}) == 370
+  for prompt in prompts:
+    assert_right(prompt, LOGIC)
+    assert prompt.tokens.shape == (14,)
+  lengths, others = (
+    [prompt.difficulty for prompt in everything(one)] for one in (logic, task)
+  )
+  assert lengths != others  # drawn with other random numbers
+  answer = logic.train[0].answer
+  assert logic.verify(logic.train[0], f"12={answer}", ended=True)
+  assert not logic.verify(logic.train[0], f"12={answer}{answer}", ended=True)
+
+
+@pytest.mark.parametrize("modulus", [3, 6, 10, 15])
+def test_logic_needs_a_power_of_two(modulus):
+  mixed = TaskConfig(name="mixture", mixture="chain_arithmetic:1,chain_logic:1")
+  for config in (TaskConfig(name="chain_logic"), mixed):
+    with pytest.raises(
+      ValueError, match=rf"task\.modulus .* power of two .* got {modulus};"
+    ):
+      load(dataclasses.replace(config, modulus=modulus))
+  small = TaskConfig(name="chain_logic", modulus=4, train_prompts=30)
+  assert len(load(small).train) == 30
 
 
 def test_every_prompt_has_the_budget_of_the_default_config(task):
@@ -177,3 +237,17 @@ def test_jsonl_supervised_texts_are_training_prompts_with_answers(questions):
 def test_jsonl_with_too_few_lines_is_refused(questions):
   with pytest.raises(ValueError, match=r"\(25 \+ 8 = 33\).*the 30 prompts"):
     load(dataclasses.replace(questions, train_prompts=25))
+
+
+def test_difficulty_of_a_file_reaches_its_prompts(tmp_path):
+  path = tmp_path / "graded.jsonl"
+  rows = [
+    {"prompt": f"{i}?", "answer": "0", "difficulty": i / 2} for i in range(5)
+  ]
+  del rows[1]["difficulty"]
+  path.write_text("\n".join(map(json.dumps, rows)))
+  task = load(
+    TaskConfig(name="jsonl", path=str(path), train_prompts=3, heldout_prompts=2)
+  )
+  assert [p.difficulty for p in task.train] == [0.0, 0.0, 1.0]
+  assert [p.difficulty for p in task.heldout["jsonl"]] == [1.5, 2.0]

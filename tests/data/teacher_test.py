@@ -7,6 +7,7 @@ import pytest
 
 from scalerl_jax.config import SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain
+from scalerl_jax.data.chain import ARITHMETIC, LOGIC
 from scalerl_jax.data.tasks import load_task
 from scalerl_jax.data.teacher import FlawedTeacher, make_teacher
 
@@ -19,6 +20,9 @@ TASK = TaskConfig(
   heldout_prompts=30,
 )
 SUPERVISED = SupervisedConfig(batch_size=300, seed=9)
+BOTH = pytest.mark.parametrize(
+  "operations", [ARITHMETIC, LOGIC], ids=["arithmetic", "logic"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +31,7 @@ def task():
 
 
 def test_errors_follow_the_tables():
-  teacher = make_teacher(TASK, SUPERVISED)
+  teacher = make_teacher(TASK, SUPERVISED, ARITHMETIC)
   operators, a, b = (grid.ravel() for grid in np.indices((3, 7, 7)))
   draws, rng = 4000, np.random.default_rng(0)
   results = np.stack(
@@ -61,11 +65,14 @@ def test_errors_follow_the_tables():
     assert np.abs(others - 0.1).max() < 0.04
 
 
-def test_error_probabilities_are_beta():
+@BOTH
+def test_error_probabilities_are_beta(operations):
   task = dataclasses.replace(TASK, modulus=16)
   errors = np.concatenate(
     [
-      make_teacher(dataclasses.replace(task, seed=s), SUPERVISED).error.ravel()
+      make_teacher(
+        dataclasses.replace(task, seed=s), SUPERVISED, operations
+      ).error.ravel()
       for s in range(20)
     ]
   )
@@ -76,10 +83,31 @@ def test_error_probabilities_are_beta():
   assert abs(errors.var() - variance) < 0.005
 
 
-def test_task_seed_alone_decides_the_teacher():
-  first = make_teacher(TASK, SUPERVISED)
-  again = make_teacher(TASK, dataclasses.replace(SUPERVISED, seed=1))
-  other = make_teacher(dataclasses.replace(TASK, seed=6), SUPERVISED)
+def test_operations_have_tables_of_their_own():
+  task = dataclasses.replace(TASK, modulus=8)
+  sums, bits = (
+    make_teacher(task, SUPERVISED, operations)
+    for operations in (ARITHMETIC, LOGIC)
+  )
+  operators, a, b = np.indices((3, 8, 8))
+  results = np.where(operators == 0, a & b, a | b)
+  results = np.where(operators == 2, a ^ b, results)
+  np.testing.assert_array_equal(bits.table, results)
+  assert (bits.favorite != bits.table).all()
+  # Six standard deviations of the correlation of 192 independent pairs.
+  shared = np.corrcoef(sums.error.ravel(), bits.error.ravel())[0, 1]
+  assert abs(shared) < 6 / np.sqrt(192)
+
+
+@BOTH
+def test_task_seed_alone_decides_the_teacher(operations):
+  first = make_teacher(TASK, SUPERVISED, operations)
+  again = make_teacher(
+    TASK, dataclasses.replace(SUPERVISED, seed=1), operations
+  )
+  other = make_teacher(
+    dataclasses.replace(TASK, seed=6), SUPERVISED, operations
+  )
   np.testing.assert_array_equal(first.error, again.error)
   np.testing.assert_array_equal(first.favorite, again.favorite)
   assert (first.error != other.error).all()
@@ -88,9 +116,9 @@ def test_task_seed_alone_decides_the_teacher():
 
 def test_with_two_values_every_error_is_the_other_one():
   teacher = FlawedTeacher(
-    table=chain.operation_table(2),
+    table=chain.operation_table(ARITHMETIC, 2),
     error=np.ones((3, 2, 2)),
-    favorite=1 - chain.operation_table(2),
+    favorite=1 - chain.operation_table(ARITHMETIC, 2),
     guess_share=0.0,
     stop_early_share=0.0,
   )
@@ -100,7 +128,7 @@ def test_with_two_values_every_error_is_the_other_one():
 
 
 def perfect(guess_share, stop_early_share):
-  table = chain.operation_table(7)
+  table = chain.operation_table(ARITHMETIC, 7)
   return FlawedTeacher(
     table=table,
     error=np.zeros(table.shape),
@@ -111,13 +139,13 @@ def perfect(guess_share, stop_early_share):
 
 
 def test_errors_are_carried_on():
-  table = chain.operation_table(7)
+  table = chain.operation_table(ARITHMETIC, 7)
   # Wrong only at 2 + 3, always by one: 2 +3 *2 -1 gives 6, 5, 4, not 5, 3, 2.
   error = np.zeros(table.shape)
   error[0, 2, 3] = 1.0
   favorite = (table + 1) % 7
   teacher = FlawedTeacher(table, error, favorite, 0.0, 0.0)
-  chains = chain.parse("2+3*2-1.:", 7)
+  chains = chain.parse("2+3*2-1.:", ARITHMETIC, 7)
   seen = set()
   for seed in range(40):
     written = teacher.write(np.random.default_rng(seed), chains)
@@ -131,9 +159,10 @@ def test_errors_are_carried_on():
 
 
 def test_shares_of_guesses_and_early_stops():
-  chains = chain.draw_chains(np.random.default_rng(0), 40_000, TASK)
+  rng = np.random.default_rng(0)
+  chains = chain.draw_chains(rng, 40_000, ARITHMETIC, TASK)
   written = perfect(0.15, 0.2).write(np.random.default_rng(1), chains)
-  values = chain.running_values(chains, 7)
+  values = chain.running_values(chains, ARITHMETIC, 7)
   np.testing.assert_array_equal(written.values, values)
   guesses = written.steps == 0
   assert abs(guesses.mean() - 0.15) < 0.01
@@ -162,7 +191,7 @@ def test_batches_read_back_as_prompts_and_completions(task):
   kinds = set()
   for tokens, mask, length in zip(*batch, strict=True):
     prompt = task.tokenizer.decode(tokens[:6])
-    chains = chain.parse(prompt, 7)
+    chains = chain.parse(prompt, ARITHMETIC, 7)
     expected = np.zeros(13, bool)
     expected[6:length] = True
     np.testing.assert_array_equal(mask, expected)
@@ -178,15 +207,23 @@ def test_batches_read_back_as_prompts_and_completions(task):
   assert kinds == {(True, False), (False, True), (False, False)}
 
 
-def test_a_perfect_teacher_is_verified_as_right():
+@BOTH
+def test_a_perfect_teacher_works_out_every_step(operations):
+  modulus = {ARITHMETIC: 7, LOGIC: 8}[operations]
   supervised = dataclasses.replace(
     SUPERVISED, error_alpha=1e-9, guess_share=0.0, stop_early_share=0.0
   )
-  task = load_task(TASK, supervised, max_prompt_tokens=6)
+  task = load_task(
+    dataclasses.replace(TASK, name=operations.name, modulus=modulus),
+    supervised,
+    max_prompt_tokens=6,
+  )
   batch = task.supervised_batch(3)
   for tokens, mask in zip(batch.tokens, batch.mask, strict=True):
-    chains = chain.parse(task.tokenizer.decode(tokens[~mask][:6]), 7)
-    values = chain.running_values(chains, 7)[0, : chains.lengths[0]]
+    prompt = task.tokenizer.decode(tokens[~mask][:6])
+    chains = chain.parse(prompt, operations, modulus)
+    values = chain.running_values(chains, operations, modulus)
+    values = values[0, : chains.lengths[0]]
     text = "".join(map(str, values)) + f"={values[-1]}"
     assert task.tokenizer.decode(tokens[mask]) == text
 
@@ -215,17 +252,19 @@ def test_batches_are_addressed_and_restartable(task):
   assert (other.tokens != first[0].tokens).any()
 
 
-def test_no_supervised_prompt_is_held_out():
+@BOTH
+def test_no_supervised_prompt_is_held_out(operations):
   # 11 of 24 chains of one step are held out: a plain draw would meet them.
   small = dataclasses.replace(
     TASK,
+    name=operations.name,
     modulus=2,
     max_operations=2,
     train_prompts=20,
     heldout_prompts=20,
   )
   task = load_task(small, SUPERVISED, max_prompt_tokens=4)
-  heldout = {prompt.text for prompt in task.heldout["chain_arithmetic"]}
+  heldout = {prompt.text for prompt in task.heldout[operations.name]}
   seen = {
     task.tokenizer.decode(row[:4])
     for index in range(10)

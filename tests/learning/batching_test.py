@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.learning.batching import collate
-from scalerl_jax.types import Rollout
+from scalerl_jax.config import LengthConfig
+from scalerl_jax.learning.batching import (
+  collate,
+  completion_rewards,
+  counted_rows,
+  make_batch,
+)
+from scalerl_jax.types import FinishReason, Rollout
 
 P, G, TP, TC = 3, 4, 5, 7
 PAD = 0  # and the end token
@@ -112,3 +118,42 @@ def test_what_stands_behind_a_length_is_never_read():
   after, _ = _collated(rollouts)
   for name in ("tokens", "segment_ids", "mask", "behavior_logps"):
     np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+
+
+def test_rewards_are_one_for_right_and_minus_one_for_wrong_or_truncated():
+  correct = np.array([[1, 0, 0], [0, 1, 1]])
+  lengths = np.array([[TC, TC, 1], [2, TC, 3]])
+  rewards = completion_rewards(correct, lengths, LengthConfig(), max_length=TC)
+  assert rewards.dtype == np.float32
+  assert rewards.tolist() == [[1, -1, -1], [-1, 1, 1]]
+
+
+def test_the_length_penalty_lowers_right_completions_only():
+  # L_max 7, L_cache 4: free up to 3 tokens, −1 at 7.
+  length = LengthConfig(control="penalty", penalty_cache=4)
+  correct = np.array([[1, 1, 1], [1, 1, 0]])
+  lengths = np.array([[2, 3, 4], [5, 7, 7]])
+  rewards = completion_rewards(correct, lengths, length, max_length=7)
+  np.testing.assert_allclose(
+    rewards, [[1.0, 1.0, 0.75], [0.5, 0.0, -1.0]], atol=1e-6
+  )
+
+
+@pytest.mark.parametrize("truncated", ["wrong", "masked"])
+def test_truncated_completions_are_wrong_or_do_not_count(truncated):
+  rollouts = _rollouts()
+  for rollout in rollouts:
+    rollout.finish[:] = FinishReason.EOS
+    rollout.forced[:] = False
+  rollouts[1].finish[2] = FinishReason.BUDGET
+  correct = np.ones((P, G), np.int32)
+  correct[1, 2] = 0
+  length = LengthConfig(truncated=truncated)
+  counted = counted_rows(np.stack([r.finish for r in rollouts]), length)
+  assert (~counted).sum() == (truncated == "masked")
+  batch = make_batch(rollouts, correct, length)
+  row = G + 2
+  assert batch.mask[row].any() == (truncated == "wrong")
+  assert batch.mask[np.arange(P * G) != row].any(axis=1).all()
+  assert batch.rewards[row] == -1.0
+  assert batch.segment_ids[row].any()

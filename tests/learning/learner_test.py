@@ -175,7 +175,7 @@ def test_metrics_are_collected_once_and_are_numbers(learner):
   metrics = learner.collect()
   assert all(type(value) is float for value in metrics.values())
   assert metrics["skipped"] == 0.0
-  assert metrics["kept_rows"] == B
+  assert metrics["effective_batch"] == B
   assert metrics["micro_batches"] == 2.0
   assert not learner.running
   with pytest.raises(ValueError, match="no update is running"):

@@ -199,7 +199,7 @@ def test_an_update_is_the_gradient_of_the_kept_groups_alone(updates, slow):
   _close(gradient, expected)
   norm = np.sqrt(sum((x**2).sum() for x in jax.tree.leaves(expected)))
   assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
-  assert metrics["kept_rows"] == KEPT.sum()
+  assert metrics["effective_batch"] == KEPT.sum()
   assert metrics["kept_tokens"] == batch.mask[KEPT].sum()
 
 
@@ -308,7 +308,7 @@ def test_a_batch_with_nothing_kept_is_skipped(updates, correct):
   gradient, metrics = updates(empty)
   assert not any(x.any() for x in jax.tree.leaves(gradient))
   assert metrics["skipped"] == 1.0
-  assert metrics["kept_rows"] == metrics["micro_batches"] == 0.0
+  assert metrics["effective_batch"] == metrics["micro_batches"] == 0.0
   assert metrics["loss"] == metrics["gradient_norm"] == 0.0
   assert all(np.isfinite(value) for value in metrics.values())
   assert int(updates.learner.state.step) == 1
@@ -326,7 +326,7 @@ def test_a_group_without_a_mask_is_a_group_never_had(updates, slow):
   )
   gradient, metrics = updates(cleared)
   _close(gradient, expected)
-  assert metrics["kept_rows"] == KEPT.sum()
+  assert metrics["effective_batch"] == KEPT.sum()
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,20 @@ def test_products_are_asked_for_in_full_precision():
   for product in products:
     assert product.params["precision"] == (highest, highest)
     assert product.params["preferred_element_type"] == jnp.float32
+
+
+def test_the_head_of_the_ablation_rounds_operands_and_logits():
+  rng = np.random.default_rng(0)
+  hidden = np.float32(rng.standard_normal((3, 5, 7)))
+  table = np.float32(rng.standard_normal((11, 7)))
+
+  def rounded(x):
+    return np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+
+  exact = rounded(hidden) @ rounded(table).T
+  logits = layers.bfloat16_head(jnp.asarray(hidden), jnp.asarray(table))
+  assert logits.dtype == jnp.float32
+  np.testing.assert_array_equal(logits, rounded(logits))
+  np.testing.assert_allclose(logits, exact, rtol=2**-7, atol=2**-7)
+  full = layers.float32_head(jnp.asarray(hidden), jnp.asarray(table))
+  assert np.abs(np.asarray(full) - np.asarray(logits)).max() > 1e-3

@@ -10,7 +10,7 @@ from flax import nnx
 
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import policy as policy_room
-from scalerl_jax.models.policy import Policy
+from scalerl_jax.models.policy import Policy, with_head_dtype
 from scalerl_jax.models.sharding import make_mesh
 from tests.helpers import SHAPE, V, numpy_normal, small_policy, weights
 from tests.reference import transformer as reference
@@ -389,3 +389,16 @@ def test_positions_are_those_within_the_segment_unless_given():
   np.testing.assert_allclose(shifted[kept], plain[kept], rtol=1e-4, atol=1e-4)
   spread = given(policy, tokens, 3 * positions, segments)
   assert np.abs(np.asarray(spread - plain))[kept].max() > 1e-2
+
+
+def test_one_side_may_have_its_head_in_another_dtype():
+  graph, params = nnx.split(small_policy())
+  assert with_head_dtype(graph, params, "float32") == graph
+  rounded = with_head_dtype(graph, params, "bfloat16")
+  assert rounded != graph  # another compiled program
+  tokens = jnp.arange(15).reshape(3, 5) % V
+  full, other = (nnx.merge(each, params)(tokens) for each in (graph, rounded))
+  gap = np.abs(np.asarray(full) - np.asarray(other))
+  assert 1e-3 < gap.max() < 0.1
+  as_bfloat16 = np.asarray(other).astype(jnp.bfloat16)
+  np.testing.assert_array_equal(other, as_bfloat16.astype(np.float32))

@@ -99,3 +99,14 @@ def test_correctness_of_another_rank_is_refused():
     filters.zero_variance_keep(
       jnp.asarray(CORRECT, jnp.int32).reshape(8, 3), group_size=3
     )
+
+
+def test_completions_that_do_not_count_say_nothing_of_their_group():
+  correct = jnp.asarray([1, 1, 0, 1, 0, 0, 0, 1, 1], jnp.int32)
+  counted = jnp.asarray([1, 1, 0, 1, 1, 0, 0, 0, 0], bool)
+  keep = filters.zero_variance_keep(correct, group_size=3, counted=counted)
+  assert keep.tolist() == [False] * 3 + [True] * 3 + [False] * 3
+  # The same groups without the rows that do not count.
+  for group, kept in ((slice(0, 2), False), (slice(3, 5), True)):
+    alone = filters.zero_variance_keep(correct[group], group_size=2)
+    assert alone.tolist() == [kept] * 2

@@ -186,6 +186,7 @@ def make_pipeline(
   task=None,
   journal=None,
   trainer=1,
+  refill_limit=0,
 ):
   """A new pipeline over parts that are as new; `trainer`: its device."""
   learner, learner_new = learning(trainer)
@@ -203,6 +204,7 @@ def make_pipeline(
     schedule=schedule,
     chunks_per_step=chunks_per_step,
     journal=journal,
+    refill_limit=refill_limit,
   )
 
 

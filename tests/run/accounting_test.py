@@ -106,6 +106,13 @@ def test_full_is_all_completions_generated_and_trained_on():
   assert compute().full(2, 50) == generated + trained
 
 
+def test_full_holds_what_was_generated_to_be_replaced():
+  # Two groups of two more were generated, 9 tokens, and not trained on.
+  more = forward_by_hand(2 * 5, 5, 2) + forward_by_hand(9 - 4, 12, 9 - 4)
+  full = compute().full(2, 50, discarded_groups=2, discarded_tokens=9)
+  assert full == compute().full(2, 50) + more
+
+
 def test_spent_is_what_the_programs_compute():
   totals = Totals(decode_steps=9, prefilled_rows=4, micro_batches=4)
   generated = forward_by_hand(20, 5, 4) + forward_by_hand(9 * 11, 12, 9 * 11)

@@ -91,7 +91,7 @@ def test_a_run_makes_its_steps_and_says_how_it_went(whole):
   assert summary.end == float(rows[-1]["pass_rate"])
   assert pathlib.Path(summary.report) == run.workdir / "report.html"
   # The tests below compare something: there were updates, off policy.
-  assert sum(line["kept_rows"] for line in lines) > 0
+  assert sum(line["effective_batch"] for line in lines) > 0
   assert any(line["staleness_mean"] > 0 for line in lines)
   assert lines[-1]["trained_tokens"] == lines[-1]["generated_tokens"]
 
@@ -114,7 +114,9 @@ def test_metrics_agree_with_each_other(whole):
     assert len(line["staleness"]) == TINY.pipeline.max_staleness + 1
     assert sum(line["staleness"]) == TINY.batch.prompts
     assert line["staleness"][line["staleness_max"]] > 0
-    assert line["kept_rows"] == TINY.batch.group_size * line["mixed_groups"]
+    assert (
+      line["effective_batch"] == TINY.batch.group_size * line["mixed_groups"]
+    )
     assert line["useful_token_fraction"] == (
       line["kept_tokens"] / line["batch_tokens"]
     )

@@ -22,6 +22,7 @@ from tests.helpers import (
   weights,
 )
 from tests.reference import transformer as reference
+from tests.sampling.parts import restore, saved
 
 G, TP, TC, CHUNK = 3, 5, 7, 3
 EOS_IDS = (2, 11)
@@ -49,29 +50,15 @@ def _sampler(shape=SHAPE, config=CONFIG, *, seed=0, mesh=None):
 def compiled():
   """One sampler for most of the tests, and what it was when it was new."""
   sampler, params = _sampler()
-  return sampler, params, _saved(sampler)
+  return sampler, params, saved(sampler)
 
 
 @pytest.fixture
 def room(compiled):
   """(sampler, params) with nobody in any slot."""
   sampler, params, new = compiled
-  _restore(sampler, new)
+  restore(sampler, new)
   return sampler, params
-
-
-def _saved(sampler):
-  """What a sampler is, on the host."""
-  return jax.tree.map(np.array, sampler.state_dict())
-
-
-def _restore(sampler, saved):
-  slots = jax.tree.map(
-    lambda x, like: jax.device_put(x, like.sharding),
-    saved["slots"],
-    sampler.state,
-  )
-  sampler.load_state_dict({**saved, "slots": slots})
 
 
 def _prompt(uid):
@@ -185,7 +172,7 @@ def test_a_completion_has_the_same_bits_in_any_slot_beside_anybody(compiled):
   sampler, params, new = compiled
 
   def generate(*uids):
-    _restore(sampler, new)
+    restore(sampler, new)
     return _generate(sampler, params, _groups(*uids))
 
   both = generate(8, 13)
@@ -326,10 +313,10 @@ def test_a_new_sequence_reads_no_prompt_cache_of_an_older_version(compiled):
   sampler, params, new = compiled
   newer = moved(params, 0.2, seed=3)
   late = dataclasses.replace(_groups(9, first_sample=G)[0], index=1)
-  _restore(sampler, new)
+  restore(sampler, new)
   sampler.insert(newer, 1, [late])
   expected = _drain(sampler, newer, 1)
-  _restore(sampler, new)
+  restore(sampler, new)
   sampler.insert(params, 0, _groups(9))
   sampler.start_chunk(params, 0)
   # The same prompt again after a publish, while its first group still runs.
@@ -360,10 +347,10 @@ def test_a_half_written_state_goes_on_as_if_nothing_had_happened(room):
   sampler, params = room
   sampler.insert(params, 0, _groups(13, 9))
   sampler.start_chunk(params, 0)
-  saved = _saved(sampler)
+  half = saved(sampler)
   expected = _drain(sampler, params)
   assert not sampler.busy
-  _restore(sampler, saved)
+  restore(sampler, half)
   assert sampler.busy
   _same(_drain(sampler, params), expected)
 

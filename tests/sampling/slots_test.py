@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from scalerl_jax.models import kv_cache
 from scalerl_jax.sampling import slots
@@ -12,7 +13,7 @@ from scalerl_jax.sampling import slots
 S, TC = 5, 7
 
 
-def _empty():
+def _empty(*, interrupted=False):
   return slots.empty_slots(
     kv_cache.empty_cache(
       layers=2,
@@ -23,7 +24,8 @@ def _empty():
       prompt_tokens=6,
       completion_tokens=TC,
       dtype=jnp.float32,
-    )
+    ),
+    interrupted=interrupted,
   )
 
 
@@ -35,29 +37,39 @@ def test_nobody_writes_in_empty_slots():
   assert state.tokens.shape == (TC, S)
   assert state.keys.dtype == jnp.uint32
   assert state.logps.dtype == jnp.float32
+  assert state.thinking is None
+  thinking = _empty(interrupted=True).thinking
+  assert not any(x.any() for x in jax.tree.leaves(thinking))
+  assert thinking.forced.shape == (TC, S)
 
 
-def test_every_array_has_a_name_for_each_axis():
-  state = _empty()
-  named = jax.tree.map(
-    lambda x, axes: x.ndim == len(axes), state, slots.logical_axes()
-  )
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_every_array_has_a_name_for_each_axis(interrupted):
+  state = _empty(interrupted=interrupted)
+  names = slots.logical_axes(interrupted=interrupted)
+  named = jax.tree.map(lambda x, axes: x.ndim == len(axes), state, names)
   assert all(jax.tree.leaves(named))
   # Whatever has an axis of slots is cut along it.
   cut = jax.tree.map(
     lambda x, axes: ("batch" in axes) == (S in x.shape),
     state,
-    slots.logical_axes(),
+    names,
   )
   assert all(jax.tree.leaves(cut))
 
 
-def test_records_are_read_back_as_rows_from_their_first_token():
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_records_are_read_back_as_rows_from_their_first_token(interrupted):
   rng = np.random.default_rng(0)
   length = np.array([0, 3, 7, 1, 5], np.int32)
   start = np.array([2, 5, 4, 6, 0], np.int32)
+  forced = interrupted & (rng.random((TC, S)) < 0.5)
+  state = _empty(interrupted=interrupted)
+  if interrupted:
+    thinking = dataclasses.replace(state.thinking, forced=jnp.asarray(forced))
+    state = dataclasses.replace(state, thinking=thinking)
   state = dataclasses.replace(
-    _empty(),
+    state,
     tokens=jnp.asarray(rng.integers(1, 50, (TC, S)), jnp.int32),
     logps=jnp.asarray(-rng.random((TC, S)), jnp.float32),
     versions=jnp.asarray(rng.integers(1, 9, (TC, S)), jnp.int32),
@@ -73,8 +85,10 @@ def test_records_are_read_back_as_rows_from_their_first_token():
     ("tokens", state.tokens),
     ("behavior_logps", state.logps),
     ("versions", state.versions),
+    ("forced", forced),
   ):
     assert records[name].shape == (len(chosen), TC)
+    assert records[name].dtype == ring.dtype
     for row, slot in zip(records[name], chosen, strict=True):
       expected = [
         ring[(start[slot] + place) % TC, slot] if place < length[slot] else 0

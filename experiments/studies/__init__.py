@@ -1,0 +1,1 @@
+"""What `experiments.study` is made of: axes, runs, fits, table and figure."""
