@@ -24,11 +24,11 @@ class FinishReason(enum.IntEnum):
 class Prompt:
   """A question with what its verifier needs; `uid` names it for ever."""
 
-  uid: int  # unique within a task, training and held-out together
+  uid: int  # unique within a run, training and held-out together
   text: str
   tokens: np.ndarray  # int32 [length]
   answer: str
-  task: str = ""  # name of the task that judges it, where there are several
+  task: str = ""  # name of the task that judges it
   difficulty: float = 0.0  # the task's own measure; greater is harder
 
 
@@ -80,5 +80,5 @@ class RunState(TypedDict):
   occupancy: Any  # which group holds which slot and place, int arrays
   store: Any  # pipeline.store: groups in flight and queued, fixed-shape arrays
   ledger: Any  # pipeline.schedule: outstanding groups and the version
-  stream: Any  # data.curriculum: the cursor, one int
+  stream: Any  # data.curriculum: cursors and pass-rate history, int arrays
   counters: Any  # pipeline.events.Totals, groups admitted, journal lines

@@ -13,7 +13,9 @@ from scalerl_jax.config import (
   BatchConfig,
   CheckpointConfig,
   Config,
+  CurriculumConfig,
   EvaluationConfig,
+  LengthConfig,
   LossConfig,
   ModelConfig,
   OptimizerConfig,
@@ -39,7 +41,12 @@ OUTSIDE = [
   ("run.steps", (0, -3), {}, "above 0"),
   ("run.forecast_axis", ("", "flops", "STEP"), {}, "one of step, "),
   ("run.forecast_level", (0.0, 1.0, 1.5, -0.1, NAN), {}, "inside (0, 1)"),
-  ("task.name", ("", "chess"), {}, "one of chain_arithmetic, jsonl"),
+  (
+    "task.name",
+    ("", "chess"),
+    {},
+    "one of chain_arithmetic, chain_logic, jsonl, mixture",
+  ),
   ("task.seed", (-1, 2**64), {}, ""),
   ("task.train_prompts", (0, -1), {}, "above 0"),
   ("task.heldout_prompts", (0, -1), {}, "above 0"),
@@ -47,7 +54,9 @@ OUTSIDE = [
   ("task.min_operations", (0, -1), {}, "above 0"),
   ("task.min_operations", (13,), {}, "at most task.max_operations (12)"),
   ("task.path", ("prompts.jsonl",), {}, "empty otherwise"),
-  ("task.path", ("",), {"name": "jsonl"}, "when task.name is 'jsonl'"),
+  ("task.path", ("",), {"name": "jsonl"}, "when 'jsonl' is a task"),
+  ("task.mixture", ("chain_logic:1",), {}, "empty otherwise"),
+  ("task.mixture", ("",), {"name": "mixture"}, "when task.name is 'mixture'"),
   ("supervised.steps", (-1,), {}, "0 or more"),
   ("supervised.batch_size", (0, -1), {}, "above 0"),
   ("supervised.learning_rate", (0.0, -1e-3, NAN, INF), {}, "above 0"),
@@ -75,6 +84,19 @@ OUTSIDE = [
   ("sampler.temperature", (0.0, -1.0, NAN, INF), {}, "above 0"),
   ("sampler.top_k", (-1,), {}, "0 (off) or more"),
   ("sampler.top_p", (0.0, -0.1, 1.1, NAN), {}, "in (0, 1]"),
+  ("sampler.head_dtype", ("float16",), {}, "one of float32, bfloat16"),
+  ("length.control", ("stop",), {}, "one of none, interruption, penalty"),
+  ("length.min_thinking_tokens", (0, -1), {}, "above 0"),
+  ("length.max_thinking_tokens", (9,), {}, "length.min_thinking_tokens (10)"),
+  ("length.answer_tokens", (0, -1), {}, "above 0"),
+  ("length.phrase", ("", "time is up"), {}, "ends with length.thinking_end"),
+  ("length.thinking_end", ("",), {}, "a text"),
+  ("length.penalty_cache", (0, -1), {}, "above 0"),
+  ("length.truncated", ("dropped",), {}, "one of wrong, masked"),
+  ("curriculum.order", ("hard",), {}, "one of uniform, easy_to_hard"),
+  ("curriculum.retire_at", (0.0, -0.1, 1.1, NAN), {}, "in (0, 1]"),
+  ("curriculum.min_visits", (0, -1), {}, "above 0"),
+  ("curriculum.history", ("epoch",), {}, "one of cumulative, last_visit"),
   ("batch.prompts", (0, -1), {}, "above 0"),
   ("batch.group_size", (0, -1), {}, "above 0"),
   ("batch.micro_batch", (0, -1), {}, "above 0"),
@@ -85,7 +107,9 @@ OUTSIDE = [
   ("loss.clip_high", (0.0, -0.1, NAN), {}, "above 0"),
   ("loss.aggregation", ("mean",), {}, "one of sample_average, "),
   ("loss.normalization", ("std",), {}, "one of prompt_level, "),
-  ("loss.zero_variance", ("resample",), {}, "one of drop, keep"),
+  ("loss.zero_variance", ("resample",), {}, "one of drop, keep, refill"),
+  ("loss.refill_limit", (0, -1), {}, "above 0"),
+  ("loss.head_dtype", ("float16",), {}, "one of float32, bfloat16"),
   ("optimizer.learning_rate", (0.0, -1e-3, NAN, INF), {}, "above 0"),
   ("optimizer.warmup_steps", (-1,), {}, "0 or more"),
   ("optimizer.beta1", (-0.1, 1.0, NAN), {}, "in [0, 1)"),
@@ -93,6 +117,8 @@ OUTSIDE = [
   ("optimizer.epsilon", (0.0, -1e-8, NAN, INF), {}, "above 0"),
   ("optimizer.weight_decay", (-0.1, NAN, INF), {}, "0 or more"),
   ("optimizer.clip_norm", (0.0, -1.0, NAN), {}, "above 0"),
+  ("pipeline.algorithm", ("ppo",), {}, "one of pipeline_rl, ppo_off_policy"),
+  ("pipeline.updates_per_phase", (0, -1), {}, "above 0"),
   ("pipeline.max_staleness", (-1,), {}, "0 or more"),
   ("pipeline.schedule", ("", "async"), {}, "one of logical, wall"),
   ("pipeline.chunks_per_step", (0, -1), {}, "above 0"),
@@ -106,7 +132,11 @@ OUTSIDE = [
   ("checkpoint.keep", (0, -1), {}, "above 0"),
 ]
 # Refused together with another field, see the tests of pairs.
-ELSEWHERE = {"task.max_operations", "model.tied_head"}
+ELSEWHERE = {
+  "task.max_operations",
+  "model.tied_head",
+  "curriculum.no_positive_resampling",
+}
 
 
 def _refusal(make):
@@ -286,6 +316,15 @@ def _another(section, field):
     "task.modulus": 10,
     "task.max_operations": 11,
     "pipeline.schedule": "wall",
+    "pipeline.algorithm": "ppo_off_policy",
+    "sampler.head_dtype": "bfloat16",
+    "loss.head_dtype": "bfloat16",
+    "length.control": "penalty",
+    "length.phrase": "enough: =",
+    "length.truncated": "masked",
+    "curriculum.order": "easy_to_hard",
+    "curriculum.retire_at": 0.8,
+    "curriculum.history": "last_visit",
     "batch.prompts": 96,
     "batch.group_size": 32,
     "batch.micro_batch": 32,
@@ -305,9 +344,18 @@ def _another(section, field):
   return value
 
 
+# Fields that cannot change alone.
+TOGETHER = {
+  ("task", "name"),
+  ("task", "path"),
+  ("task", "mixture"),
+  ("length", "thinking_end"),
+}
+
+
 @pytest.mark.parametrize(
   ("section", "field"),
-  [f for f in FIELDS if f not in {("task", "name"), ("task", "path")}],
+  [f for f in FIELDS if f not in TOGETHER],
 )
 def test_a_changed_field_survives_every_form_and_changes_the_name(
   section, field
@@ -443,7 +491,9 @@ def test_a_config_reads_back_from_its_own_text():
       Config,
       BatchConfig,
       CheckpointConfig,
+      CurriculumConfig,
       EvaluationConfig,
+      LengthConfig,
       LossConfig,
       ModelConfig,
       OptimizerConfig,
@@ -455,3 +505,37 @@ def test_a_config_reads_back_from_its_own_text():
     )
   }
   assert eval(text, names) == TINY
+
+
+@pytest.mark.parametrize(
+  ("mixture", "rule"),
+  [
+    ("chess:1", "one of chain_arithmetic, chain_logic, jsonl"),
+    ("mixture:1", "one of chain_arithmetic, chain_logic, jsonl"),
+    ("chain_logic:1,chain_logic:2", "named once"),
+    ("chain_logic", "a number above 0 behind each task"),
+    ("chain_logic:0", "a number above 0 behind each task"),
+    ("chain_logic:nan", "a number above 0 behind each task"),
+    ("chain_logic:1,", "one of chain_arithmetic, chain_logic, jsonl"),
+  ],
+)
+def test_a_mixture_that_cannot_be_read_is_refused(mixture, rule):
+  text = _refusal(lambda: TaskConfig(name="mixture", mixture=mixture))
+  assert "task.mixture must be" in text
+  assert rule in text
+
+
+def test_an_interruption_fits_the_completion_budget():
+  thinking = {"control": "interruption", "max_thinking_tokens": 13}
+  text = _refusal(lambda: vary(Config(), length=thinking))
+  assert "length.max_thinking_tokens + phrase + length.answer_tokens" in text
+  assert "sampler.max_completion_tokens (15), got 16" in text
+  thinking["control"] = "none"
+  assert vary(Config(), length=thinking).length.max_thinking_tokens == 13
+
+
+def test_a_penalty_begins_within_the_completion_budget():
+  length = {"control": "penalty", "penalty_cache": 16}
+  text = _refusal(lambda: vary(Config(), length=length))
+  assert "length.penalty_cache" in text
+  assert "sampler.max_completion_tokens (15), got 16" in text

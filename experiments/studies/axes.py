@@ -121,8 +121,8 @@ def _zero_variance() -> Study:
       **{name: {"loss.zero_variance": name} for name in names}
     ),
     note="flops_full charges the backward pass of zero-variance prompts in"
-    " every variant, and the completions that refill replaced are in no FLOPs"
-    " of training; flops_spent is the other view.",
+    " every variant, and the groups that refill replaced; flops_spent is what"
+    " was computed.",
     compute=("flops_full", "flops_spent"),
   )
 

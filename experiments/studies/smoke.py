@@ -34,11 +34,11 @@ def shrink(config: Config) -> Config:
       min_operations=2,
       max_operations=3,
     ),
-    # A policy of thirty such steps is right every other time, so that groups
-    # are mixed and updates are made.
+    # A policy of so many steps is right now and then, so that groups are mixed
+    # and updates are made.
     supervised=dataclasses.replace(
       config.supervised,
-      steps=30,
+      steps=60,
       batch_size=32,
       learning_rate=2e-2,
       error_alpha=0.2,

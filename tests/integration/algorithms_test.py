@@ -253,6 +253,8 @@ def test_a_rounded_head_shows_in_the_gap(sampler, learner, tmp_path):
     loss={"head_dtype": learner},
   )
   lines = metrics(_train(tmp_path / "run", config).workdir)
-  assert 1e-4 < max(line["logp_gap_max"] for line in lines) < 0.2
+  gap = max(line["logp_gap_max"] for line in lines)
+  # Rounded alike from float32 bodies that agree, both sides still agree.
+  assert gap < 0.2 if sampler == learner else 1e-4 < gap < 0.2
   # The base policy does not depend on it: variants start from the same one.
   assert len(list((cache_folder() / "base").iterdir())) == 1

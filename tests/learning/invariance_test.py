@@ -6,7 +6,6 @@ surrogate, whose clips look at a completion or at a sign, are held to it here.
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,6 @@ B, G, T, PROMPT = 12, 4, 7, 2
 CORRECT = np.array([0, 1, 0, 0] + [0] * 4 + [1, 1, 0, 1], np.int32)
 KEPT = [0, 1, 2, 3, 8, 9, 10, 11]
 LENGTHS = np.array([5, 1, 3, 2, 4, 5, 1, 2, 3, 4, 5, 2])
-# (loss, some of it clipped)
 CHOICES = {
   "gspo": LossConfig(
     name="gspo", clip_low=0.3, clip_high=0.4, aggregation="sample_average"
@@ -51,7 +49,8 @@ def _batch():
   mask = inside & (places >= PROMPT)
   mask[0, PROMPT + 1] = mask[10, PROMPT] = False  # forced tokens
   segments = inside.astype(np.int32)
-  logps = np.asarray(_logps(_params(), tokens, segments), np.float64)
+  logps, _ = _policy(_params(), tokens, segments, np.zeros((B, T), np.float32))
+  logps = np.asarray(logps, np.float64)
   behavior = logps - 0.7 * rng.standard_normal((B, T))
   return Batch(
     tokens=tokens,
@@ -67,12 +66,20 @@ def _params():
   return nnx.state(small_policy(ONE_LAYER))
 
 
-def _logps(params, tokens, segments):
+@jax.jit
+def _policy(params, tokens, segments, slopes):
+  """log π [B, T], and d Σ slopes · log π / d parameters."""
   graph = nnx.graphdef(small_policy(ONE_LAYER))
-  logits = nnx.merge(graph, params)(tokens, segment_ids=segments)[:, :-1]
-  logps = jax.nn.log_softmax(logits)
-  chosen = jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]
-  return jnp.pad(chosen, ((0, 0), (1, 0)))
+
+  def total(params):
+    logits = nnx.merge(graph, params)(tokens, segment_ids=segments)[:, :-1]
+    logps = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]
+    logps = jnp.pad(chosen, ((0, 0), (1, 0)))
+    return jnp.sum(slopes * logps), logps
+
+  gradient, logps = jax.grad(total, has_aux=True)(params)
+  return logps, gradient
 
 
 @functools.cache
@@ -97,20 +104,16 @@ def _by_the_book(name):
       logps, behavior_logps, pushes, *clips
     )
     each = np.asarray(shares)
-  slopes = jnp.asarray(np.where(mask, each * slopes, 0.0), jnp.float32)
-  gradient = jax.jit(
-    jax.grad(
-      lambda params: jnp.sum(
-        slopes * _logps(params, kept.tokens, kept.segment_ids)
-      )
-    )
-  )(_params())
-  clipped = np.mean(np.asarray(slopes)[kept.mask] == 0.0)
+  slopes = np.where(mask, each * slopes, 0.0)
+  of_all = np.zeros((B, T), np.float32)
+  of_all[KEPT] = slopes
+  _, gradient = _policy(_params(), batch.tokens, batch.segment_ids, of_all)
+  clipped = np.mean(slopes[kept.mask] == 0.0)
   return reference_losses.total(shares, values), clipped, weights(gradient)
 
 
 @pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("micro_batch", [1, 3, B])
+@pytest.mark.parametrize("micro_batch", [3, B])
 def test_an_update_is_that_of_the_book_whatever_the_micro_batch(
   micro_batch, name
 ):
@@ -153,8 +156,8 @@ def test_some_is_clipped_and_some_is_not():
     _, clipped, gradient = _by_the_book(name)
     assert 0.1 < clipped < 0.9
     assert max(np.abs(x).max() for x in jax.tree.leaves(gradient)) > 0.05
-  one, other = (_by_the_book(name)[2] for name in CHOICES)
-  for x, y in itertools.islice(
-    zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True), 2
-  ):
-    assert np.abs(x - y).max() > 1e-3
+  one, other = (
+    np.concatenate([x.ravel() for x in jax.tree.leaves(_by_the_book(name)[2])])
+    for name in CHOICES
+  )
+  assert np.abs(one - other).max() > 1e-2

@@ -13,10 +13,12 @@ from scalerl_jax.config import LengthConfig, SamplerConfig
 from scalerl_jax.data.tokenizers import Tokenizer
 from scalerl_jax.learning.batching import collate
 from scalerl_jax.learning.train_step import completion_logps
+from scalerl_jax.models import kv_cache
 from scalerl_jax.models.sharding import make_mesh
 from scalerl_jax.sampling import interruption as interruptions
 from scalerl_jax.sampling.interruption import Interruption, make_interruption
 from scalerl_jax.sampling.sampler import Group, Sampler, warp_settings
+from scalerl_jax.sampling.slots import empty_slots
 from scalerl_jax.types import FinishReason
 from tests.helpers import (
   SHAPE,
@@ -527,55 +529,65 @@ def _odd(text, tokens):
   ("tokenizer", "changes", "message"),
   [
     (
-      _tokenizer(),
+      _tokenizer,
       {"phrase": "stop!="},
       r"length\.phrase: .*'stop!=' with the unknown piece '!'",
     ),
     (
-      _tokenizer(),
+      _tokenizer,
       {"phrase": "?", "thinking_end": "?"},
       r"length\.phrase: .*unknown piece '\?'",
     ),
     (
-      _tokenizer(end_symbols=["<end>"]),
+      lambda: _tokenizer(end_symbols=["<end>"]),
       {"phrase": "<end>", "thinking_end": "<end>"},
       r"length\.phrase must be encoded as the tokenizer's own piece '<end>'"
       r" \(3\), got the tokens \(\d+(, \d+){4}\); ",
     ),
     (
-      _odd("stop=", _tokenizer("=").encode("stip=")),
+      lambda: _odd("stop=", _tokenizer("=").encode("stip=")),
       {"phrase": "stop="},
       r"length\.phrase must come back .*'stop=' of which .* make 'stip='",
     ),
     (
-      _tokenizer("e="),
+      lambda: _tokenizer("e="),
       {"phrase": "done="},
       r"length\.phrase must end with the tokens of length\.thinking_end"
       r" \(\d+,\), got the tokens \(\d+(, \d+){3}\); ",
     ),
     (
-      _tokenizer(),
+      _tokenizer,
       {"phrase": "a=b="},
       r"length\.phrase must hold the tokens .* only at its end, got",
     ),
     (
-      _tokenizer(),
-      {"phrase": "ababa", "thinking_end": "aba"},
+      _tokenizer,
+      {"phrase": "zababa", "thinking_end": "aba"},
       r"length\.phrase must hold the tokens .* only at its end, got",
     ),
     (
-      _odd("b=", [1, *_tokenizer("=").encode("b=")]),
+      lambda: _odd("b=", [1, *_tokenizer("=").encode("b=")]),
       {"phrase": "b="},
       r"length\.phrase must hold no token that ends a completion, got the"
       r" tokens .* with the end token 1; ",
     ),
+  ],
+  ids=[
+    "unknown_piece",
+    "unknown_end",
+    "piece_out_of_reach",
+    "another_text_back",
+    "end_inside_a_piece",
+    "end_twice",
+    "ends_that_overlap",
+    "end_token",
   ],
 )
 def test_texts_that_cannot_be_forced_as_promised_are_refused(
   tokenizer, changes, message
 ):
   with pytest.raises(ValueError, match=message) as caught:
-    _make(tokenizer, **changes)
+    _make(tokenizer(), **changes)
   assert "\n" not in str(caught.value)
 
 
@@ -598,6 +610,42 @@ def test_a_sampler_refuses_what_it_could_not_force():
     _sampler(dataclasses.replace(MARKER, max_thinking=6))
   with pytest.raises(ValueError, match="with the end token 2"):
     _sampler(dataclasses.replace(MARKER, phrase_ids=(2, 4, 5)))
+
+
+def test_a_marker_is_looked_for_in_the_completion_alone():
+  rule = dataclasses.replace(MARKER, phrase_ids=(3, 4, 5, 6), end_ids=(4, 5, 6))
+  state = empty_slots(
+    kv_cache.empty_cache(
+      layers=1,
+      prompts=1,
+      slots=5,
+      kv_heads=1,
+      head_width=2,
+      prompt_tokens=2,
+      completion_tokens=TC,
+      dtype=jnp.float32,
+    ),
+    interrupted=True,
+  )
+  # The ring's first columns and its last one make the marker with a 6 in all
+  # slots but the third; in the first two it is not all of the slot's own.
+  ring = state.tokens.at[TC - 1].set(4).at[0].set(5)
+  ring = ring.at[TC - 1, 2].set(3)
+  state = dataclasses.replace(
+    state,
+    tokens=ring,
+    length=jnp.array([0, 1, 3, 2, 3], jnp.int32),
+    active=jnp.array([True, True, True, True, False]),
+    thinking=dataclasses.replace(
+      state.thinking, budget=jnp.full(5, 9, jnp.int32)
+    ),
+  )
+  _, logps, thinking = interruptions.interrupt(
+    state, jnp.int32(1), jnp.full(5, 6, jnp.int32), jnp.full(5, -0.5), rule
+  )
+  assert thinking.ended.tolist() == [0, 0, 0, 3, 0]
+  assert not thinking.forced.any()
+  assert (logps == -0.5).all()
 
 
 def test_the_answer_budget_never_passes_the_completion_budget():
