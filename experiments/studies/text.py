@@ -151,7 +151,7 @@ def section_lines(section: Mapping[str, Any]) -> list[str]:
   if unknown:
     lines += [
       "",
-      "not in the means of A, B and C_mid, which a selection like this biases:",
+      "left out of the means of A, B and C_mid, which that may bias:",
       *unknown,
     ]
   lines += _refits(rows, section["reference"])

@@ -90,7 +90,7 @@ def _padded(left, right):
 
 
 def _garbage(data):
-  """Anything in the places that do not count."""
+  """Anything in the places that do not count, forced tokens among them."""
   rng, pad = np.random.default_rng(5), ~data.mask
   return data._replace(
     features=np.where(
@@ -196,6 +196,12 @@ def _all_right(data):
   )
 
 
+def _right_ones_alone(data):
+  """As after masking out what was truncated, were that all the wrong ones."""
+  right = data.correct[:, None] == 1
+  return data._replace(mask=data.mask & right)
+
+
 def _nothing(data):
   return data._replace(mask=np.zeros_like(data.mask))
 
@@ -204,6 +210,7 @@ def _nothing(data):
 UNUSABLE = {
   "every_group_dropped": (_all_right, G, True),
   "every_group_constant_and_kept": (_all_right, G, False),
+  "every_group_left_constant": (_right_ones_alone, G, False),
   "nothing_in_the_mask": (_nothing, G, True),
   "groups_of_one_dropped": (lambda data: data, 1, True),
   "groups_of_one_kept": (lambda data: data, 1, False),

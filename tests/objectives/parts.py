@@ -81,13 +81,17 @@ def kernel_of_the_policy():
 
 @functools.cache
 def six_groups():
-  """Six groups of four: 1 and 4 constant, 2 with nothing in its mask."""
+  """Six groups of four: 1 and 4 constant, 2 with nothing in its mask.
+
+  A row of group 3 is empty, and two rows have a forced token in their middle.
+  """
   rng = np.random.default_rng(0)
   features = np.float32(rng.standard_normal((B, T, D)))
   tokens = np.int32(rng.integers(0, EOS, (B, T)))
   lengths = np.resize([1, 5, 2, 4, 3, 0, 5], B)
   lengths[2 * G : 3 * G] = 0
   mask = np.arange(T)[None, :] < lengths[:, None]
+  mask[1, 2] = mask[13, 1] = False  # forced tokens
   tokens[np.arange(B), np.maximum(lengths, 1) - 1] = EOS
   logps = reference_losses.linear_policy(
     features.tolist(), kernel_of_the_policy().tolist(), tokens.tolist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.pipeline.store import RolloutStore, Scored
-from scalerl_jax.sampling.sampler import Finished
+from scalerl_jax.sampling.sampler import RECORDED, Finished
 from scalerl_jax.types import FinishReason, Rollout
 
 G, TP, TC, CAPACITY = 3, 5, 7, 4
@@ -44,6 +44,7 @@ def _finished(*names, seed=0):
     tokens=rng.integers(1, 99, (count, TC)).astype(np.int32),
     behavior_logps=-rng.random((count, TC)).astype(np.float32),
     versions=rng.integers(1, 99, (count, TC)).astype(np.int32),
+    forced=rng.random((count, TC)) < 0.5,
     length=rng.integers(1, TC, count).astype(np.int32),
     finish=rng.integers(1, 3, count).astype(np.int32),
   )
@@ -72,7 +73,7 @@ def test_ended_rows_are_written_into_their_groups_and_nowhere_else():
   for group, row in np.ndindex(2, G):
     index = (4, 9)[group]
     n = written.get((index, row))
-    for name in ("tokens", "behavior_logps", "versions", "length", "finish"):
+    for name in RECORDED:
       expected = (
         getattr(before[index], name)[row]
         if n is None
@@ -81,7 +82,7 @@ def test_ended_rows_are_written_into_their_groups_and_nowhere_else():
       found = getattr(store.in_flight[index], name)[row]
       np.testing.assert_array_equal(found, expected)
   for index in before:
-    for name in ("uid", "first_sample", "prompt", "prompt_length", "forced"):
+    for name in ("uid", "first_sample", "prompt", "prompt_length"):
       np.testing.assert_array_equal(
         getattr(store.in_flight[index], name), getattr(before[index], name)
       )
