@@ -45,6 +45,7 @@ UNMIRRORED = {
 # Tests of a property that several rooms of a wing hold together.
 ACROSS_ROOMS = {
   "objectives/invariance_test.py",
+  "learning/invariance_test.py",
   "objectives/surrogates_test.py",  # losses_test.py would pass 400 lines
 }
 # Files that may be long, each with its reason.
