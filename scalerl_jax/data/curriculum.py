@@ -109,7 +109,7 @@ class PromptStream:
       raise ValueError("a prompt stream needs at least one prompt, got none")
     self._prompts = prompts
     self._seed = seed
-    self._config = curriculum
+    self._curriculum = curriculum
     self._places: dict[int, int] = {}  # by uid
     for place, prompt in enumerate(prompts):
       if self._places.setdefault(prompt.uid, place) != place:
@@ -181,7 +181,7 @@ class PromptStream:
         f" got {correct} correct of {samples} for prompt {uid}"
       )
     at, place = self._at, self._places[uid]
-    if self._config.history == "last_visit":
+    if self._curriculum.history == "last_visit":
       at.correct[place] = at.samples[place] = 0
     at.groups[place] += 1
     at.correct[place] += correct
@@ -226,7 +226,7 @@ class PromptStream:
         "'correct' at most 'samples'",
         f"{right} of {at.samples[place]} for prompt {uid}",
       )
-    if at.retired.any() and not self._config.no_positive_resampling:
+    if at.retired.any() and not self._curriculum.no_positive_resampling:
       share = f"{at.retired.mean():.0%} of them"
       raise _strange(
         "no retired prompts, as the curriculum retires none", share
@@ -265,15 +265,15 @@ class PromptStream:
 
   def _end_epoch(self, task: int) -> None:
     """Starts the task's next epoch, without what the policy can do by now."""
-    at, config = self._at, self._config
-    if config.no_positive_resampling:
+    at, rule = self._at, self._curriculum
+    if rule.no_positive_resampling:
       members = self._members[task]
       active = members[~at.retired[members]]
       # A float64 quotient is the float nearest to the ratio, and 0.9 the one
       # nearest to 9/10: the comparison is that of the exact numbers.
       rates = at.correct[active] / np.maximum(at.samples[active], 1)
-      leaves = rates >= config.retire_at
-      leaves &= at.groups[active] >= config.min_visits
+      leaves = rates >= self._curriculum.retire_at
+      leaves &= at.groups[active] >= self._curriculum.min_visits
       if leaves.all():
         leaves = rates > rates.min()
       at.retired[active[leaves]] = True
@@ -289,7 +289,7 @@ class PromptStream:
     rng = stream(self._seed, Purpose.ORDER, index)
     order = members[rng.permutation(len(members))]
     order = order[~self._at.retired[order]]
-    if self._config.order == "easy_to_hard":
+    if self._curriculum.order == "easy_to_hard":
       order = order[np.argsort(self._difficulty[order], kind="stable")]
     return order
 

@@ -190,8 +190,8 @@ def refit_exponent(
     (2.0, 4.0)
 
   Reference:
-    Khatri et al., 2025, arXiv 2510.13786, section 2.4, which refits both methods
-    with the averaged A, on a grid of C_mid; here nothing is on a grid.
+    Khatri et al., 2025, arXiv 2510.13786, section 2.4, which refits both
+    methods with the averaged A, on a grid of C_mid; here nothing is on a grid.
   """
   x, y = _numbers("compute", compute, 3), _numbers("pass_rate", pass_rate, 3)
   if x.shape != y.shape:
