@@ -122,7 +122,7 @@ def test_pairing_takes_out_what_seeds_share(three):
 
 
 def test_b_is_compared_at_one_asymptote_where_a_are_alike(three):
-  _, section = three
+  fits, section = three
   same = section["variants"]["near"]["same_asymptote"]
   a = [
     section["variants"][name]["seeds"]["asymptote"]["mean"]
@@ -131,7 +131,18 @@ def test_b_is_compared_at_one_asymptote_where_a_are_alike(three):
   assert same["asymptote"] == pytest.approx(np.mean(a))
   assert set(same["variants"]) == {"one", "near"}
   for name, found in same["variants"].items():
-    assert len(found["exponents"]) == 3
+    expected = [
+      compare.refit_exponent(
+        f.compute,
+        f.pass_rate,
+        initial=f.fit.params.initial,
+        asymptote=same["asymptote"],
+      ).exponent
+      for f in fits
+      if f.variant == name
+    ]
+    assert found["exponents"] == expected
+    assert found["exponent"] == pytest.approx(np.mean(expected))
     assert found["exponent"] == pytest.approx(LAWS[name][2], rel=0.15)
   assert section["variants"]["far"]["same_asymptote"] is None
 
@@ -226,6 +237,8 @@ def test_a_section_for_each_held_out_set_and_axis(tmp_path):
     ("t", "flops_full", "alone"),
     ("t", "step", "alone"),
   ]
+  for section in sections:
+    assert all(len(row["runs"]) == 2 for row in section["variants"].values())
   midpoint = sections[1]["variants"]["one"]["seeds"]["midpoint"]["mean"]
   assert midpoint == pytest.approx(10.0, rel=0.05)
   draw(tmp_path / "figure.png", fits, ["alone", *LAWS], "four panels")
