@@ -57,6 +57,7 @@ def draw(
     title: of the whole.
   """
   import matplotlib
+  from matplotlib import ticker
   from matplotlib.figure import Figure
 
   rows = list(dict.fromkeys(f.heldout for f in fits))
@@ -78,6 +79,11 @@ def draw(
         if here:
           _draw(axes, name, here, colors[number % len(colors)])
       axes.set_xscale("log")
+      # About one decade: powers of ten alone are too few, all minor ticks
+      # are written over each other.
+      axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+      axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+      axes.xaxis.set_minor_formatter(ticker.NullFormatter())
       axes.set_xlabel(f"{axis}: {UNITS[axis]}")
       axes.set_ylabel(f"pass rate, {heldout}")
       axes.spines[["top", "right"]].set_visible(False)

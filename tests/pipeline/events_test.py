@@ -44,13 +44,18 @@ def _batch():
 
 
 def test_metrics_of_a_batch_by_hand():
-  told = batch_metrics(_batch(), np.array([2, 0]), 3)
+  batch = _batch()
+  # Of four completions one has a forced token; one more lies behind an end.
+  batch[0].rollout.forced[1, 2] = True
+  batch[1].rollout.forced[0, 1] = True
+  told = batch_metrics(batch, np.array([2, 0]), 3)
   assert told == {
     "train_pass_rate": 0.75,
     "mixed_groups": 1,
     "batch_tokens": 10,
     "completion_length": 2.5,
     "truncated": 0.25,
+    "interrupted": 0.25,
     # The second row of each: versions 3 and 4, 5 and 6.
     "several_versions": 0.5,
     "staleness_mean": 1.0,

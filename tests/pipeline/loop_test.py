@@ -347,6 +347,7 @@ def test_metrics_of_a_batch_are_those_worked_by_hand():
     "batch_tokens": TC + 2 + 5 + 1 + 3 + 4,
     "completion_length": pytest.approx((TC + 2 + 5 + 1 + 3 + 4) / 6),
     "truncated": pytest.approx(1 / 6),
+    "interrupted": 0.0,
     "several_versions": pytest.approx(2 / 6),
     "staleness_mean": 1.0,
     "staleness_max": 2,
