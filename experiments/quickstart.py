@@ -3,6 +3,8 @@
 The paper's recipe at laptop scale (the defaults of every section of the
 config): PipelineRL-8, CISPO, FP32 head, prompt average, batch-level advantages,
 zero-variance prompts dropped, 48 prompts x 16 completions a step, 400 steps.
+Interruptions and No-Positive-Resampling are off here; `experiments/recipes.py`
+has them on.
 The policy has 0.10 M parameters; its base is trained on a teacher whose
 arithmetic is wrong in places, and the reward shows it which.
 

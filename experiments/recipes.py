@@ -12,6 +12,10 @@ Command:  python -m scalerl_jax.main --config=experiments/recipes.py \
             get_config = lambda: recipe("minimax")
 Hardware: two CPU cores
 Time:     as the quickstart; a step of 80 prompts costs 1.7 of 48
+Reaches:  scalerl: held-out pass rate .144 -> .835 (run.seed 0), 18 % of the
+          completions interrupted; the forecast from the first half is .852,
+          its band .822 to .877. Two operations in twelve may not fit in the
+          thinking budget: the quickstart, not interrupted, reaches .894.
 Compares: python -m experiments.study --study=recipes (or leave_one_out)
 """
 
@@ -165,7 +169,8 @@ def _without(**changes) -> Config:
 LEAVE_ONE_OUT: dict[str, Config] = {
   # (loo-plan)
   "prompt_level": _without(normalization="prompt_level"),
-  # (loo-lp) The paper's L_cache is a seventh of L_max, 2k of 14k; so is ours.
+  # (loo-lp) The paper's L_cache is a seventh of L_max, 2k of 14k; ours is two
+  # of fifteen, so that chains of 11 and 12 operations are punished.
   "length_penalty": dataclasses.replace(
     SCALERL, length=LengthConfig(control="penalty")
   ),

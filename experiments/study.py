@@ -11,8 +11,10 @@ Studies:  loss_type off_policy aggregation normalization precision zero_variance
           curriculum length_control batch_size group_size generation_length
           model_size multitask recipes leave_one_out learning_rate
 Hardware: two CPU cores; with one, one run at a time
-Time:     about 100 s a run and core: loss_type with 3 seeds 10 minutes; --smoke
-          at most 90 s
+Time:     about 100 s a run and core on a quiet host: loss_type with 3 seeds 10
+          to 18 minutes; --smoke at most 90 s
+Reaches:  loss_type, 3 seeds: pass rates at the end .890 (cispo), .893 (dapo),
+          .891 (gspo); the paired differences hold 0
 """
 
 import contextlib
@@ -72,14 +74,14 @@ def claim(
   path, text = folder / _STUDY, str(folder)
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"--workdir must be a folder, {text!r} is a file")
+  partial = path.with_suffix(".partial")  # may be left by a kill
   if not path.exists():
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and set(folder.iterdir()) - {partial}:
       raise ValueError(
         f"--workdir must be new or of this study, {text!r} holds other files;"
         " use another --workdir"
       )
     folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(mine, indent=1))
     partial.replace(path)
     return

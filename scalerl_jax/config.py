@@ -129,8 +129,8 @@ class TaskConfig:
     _check(
       (self.name == "mixture") == bool(self.mixture),
       "task.mixture",
-      "tasks with their weights when task.name is 'mixture', and empty"
-      " otherwise",
+      "tasks with their weights, as in 'chain_arithmetic:3,chain_logic:1',"
+      " when task.name is 'mixture', and empty otherwise",
       self.mixture,
     )
     _check(
@@ -225,7 +225,7 @@ class ModelConfig:
   rope_theta: float = 10_000.0
   norm_epsilon: float = 1e-6
   tied_head: bool = True  # the head reads the embedding table
-  dtype: str = "float32"  # of the body; the head is float32 always
+  dtype: str = "float32"  # of the body; the head's is each side's choice
 
   def __post_init__(self):
     _check_types("model", self)
@@ -403,7 +403,7 @@ class LossConfig:
   aggregation: str = "prompt_average"
   normalization: str = "batch_level"
   zero_variance: str = "drop"
-  refill_limit: int = 4  # refill: groups replaced a step, in batches
+  refill_limit: int = 4  # refill: batches of groups replaced for each batch
   head_dtype: str = "float32"  # of the head on this side (the paper's FP32)
 
   def __post_init__(self):

@@ -57,8 +57,8 @@ def _loss_type() -> Study:
         "loss.aggregation": "sample_average",
       },
     ),
-    note="dapo is the clipped surrogate with .2 and .26; the offsets of gspo,"
-    " .02, are for completions of fifteen tokens.",
+    note="dapo is the clipped surrogate with .2 and .26; gspo averages over"
+    " samples, and its offsets, .02, are for completions of fifteen tokens.",
   )
 
 
@@ -131,8 +131,8 @@ def _curriculum() -> Study:
   return Study(
     axis=("curriculum.order", "curriculum.no_positive_resampling"),
     variants=_variants(
-      uniform={},
       no_positive_resampling={"curriculum.no_positive_resampling": True},
+      uniform={},
       easy_to_hard={"curriculum.order": "easy_to_hard"},
     ),
     note="400 steps are 4.8 epochs of the 4,000 prompts.",
@@ -140,7 +140,7 @@ def _curriculum() -> Study:
 
 
 def _length_control() -> Study:
-  names = ("none", "interruption", "penalty")
+  names = ("interruption", "none", "penalty")
   return Study(
     axis=("length.control",),
     variants=_variants(**{name: {"length.control": name} for name in names}),

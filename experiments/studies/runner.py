@@ -216,6 +216,7 @@ def run_jobs(
       for worker in live:  # of an error here: no process is left behind
         worker.signal(signal.SIGKILL)
         worker.close()
+    outcome.stopped |= bool(asked) and bool(waiting)
   return outcome
 
 

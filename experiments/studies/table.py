@@ -156,6 +156,12 @@ def _same_asymptote(
   asymptote = compare.shared_asymptote(*means)
   if asymptote is None:
     return None
+  if any(
+    f.fit.params.initial >= asymptote
+    for f in (*ones, *others)
+    if f.fit is not None and not f.reasons
+  ):
+    return None  # no law starts at or above its own end
   sides = {}
   for fits in (ones, others):
     refits = [

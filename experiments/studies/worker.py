@@ -44,6 +44,8 @@ def train(values: dict[str, Any], workdir: pathlib.Path) -> dict[str, Any]:
   Returns:
     `state`, "done" or "stopped"; seconds and the end's pass rate.
   """
+  import jax
+
   from scalerl_jax import config as config_lib
   from scalerl_jax.models.sharding import make_mesh
   from scalerl_jax.run.metrics import read_curves
@@ -64,7 +66,7 @@ def train(values: dict[str, Any], workdir: pathlib.Path) -> dict[str, Any]:
       task_config=config.task,
       supervised=config.supervised,
       model=config.model,
-      mesh=make_mesh(),
+      mesh=make_mesh(jax.local_devices()),  # as the run itself asks for it
     )
   print("\n".join(run.train().lines()))
   curves = read_curves(workdir)

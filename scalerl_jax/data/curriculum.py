@@ -125,6 +125,14 @@ class PromptStream:
           f" {self._difficulty[place]} for prompt {prompts[place].uid}"
         )
     self._members = _split(prompts, weights)  # places, by task
+    if curriculum.order == "easy_to_hard":
+      for members in self._members:
+        if len(members) > 1 and not np.ptp(self._difficulty[members]):
+          raise ValueError(
+            "curriculum.order must be 'uniform' where all prompts of a task"
+            f" have the same difficulty, {self._difficulty[members[0]]:g}; give"
+            ' each line a "difficulty" or use the uniform order'
+          )
     self._shares = _whole_shares(weights or {"": 1.0})
     tasks, count = len(self._members), len(prompts)
     self._at = _Cursor(

@@ -209,7 +209,7 @@ def train_step(
     "micro_batches": micro_batches.astype(jnp.float32),
     "kept_tokens": sums["tokens"],
     "entropy": sums["entropy"] / tokens,
-    "ratio_mean": sums["ratio"] / tokens,
+    "ratio_mean": jnp.where(kept > 0, sums["ratio"] / tokens, 1.0),
     "ratio_max": jnp.where(kept > 0, sums["ratio_max"], 1.0),
     "ratio_min": jnp.where(kept > 0, sums["ratio_min"], 1.0),
     "clip_fraction": sums["clipped"] / tokens,

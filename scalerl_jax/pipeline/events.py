@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.config import LengthConfig
+from scalerl_jax.learning.batching import counted_rows
 from scalerl_jax.pipeline.store import Scored
 from scalerl_jax.types import FinishReason
 
@@ -51,9 +53,19 @@ class NonFiniteError(FloatingPointError):
 
 
 def batch_metrics(
-  scored: Sequence[Scored], staleness: np.ndarray, max_staleness: int
+  scored: Sequence[Scored],
+  staleness: np.ndarray,
+  max_staleness: int,
+  length: LengthConfig,
 ) -> dict[str, Any]:
-  """What the host knows of a batch before its update runs."""
+  """What the host knows of a batch before its update runs.
+
+  Args:
+    scored: P groups of G completions.
+    staleness: of each group, learner steps.
+    max_staleness: k.
+    length: says which completions do not count.
+  """
   correct = np.stack([s.correct for s in scored])
   lengths = np.stack([s.rollout.length for s in scored])
   finish = np.stack([s.rollout.finish for s in scored])
@@ -62,10 +74,12 @@ def batch_metrics(
   written = np.arange(versions.shape[-1]) < lengths[..., None]
   newest = np.where(written, versions, -1).max(axis=-1)
   oldest = np.where(written, versions, np.iinfo(np.int32).max).min(axis=-1)
-  share = correct.mean(axis=1)
+  counted = counted_rows(finish, length)
+  right = ((correct == 1) & counted).any(axis=1)
+  wrong = ((correct == 0) & counted).any(axis=1)
   return {
     "train_pass_rate": float(correct.mean()),
-    "mixed_groups": int(((share > 0) & (share < 1)).sum()),
+    "mixed_groups": int((right & wrong).sum()),
     "batch_tokens": int(lengths.sum()),
     "completion_length": float(lengths.mean()),
     "truncated": float((finish == FinishReason.BUDGET).mean()),

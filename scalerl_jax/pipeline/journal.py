@@ -9,7 +9,7 @@ class Journal:
   """Appends events to `journal.jsonl`; counters only, no time of the wall.
 
   Events: `admit` (group, uid, first_sample, version), `chunk` (number,
-  version), `update` (step, groups), `publish` (version).
+  version), `update` (step, groups), `publish` (version), `discard` (group).
 
   Args:
     path: the file; a new run starts it empty.

@@ -286,10 +286,9 @@ class Pipeline:
         np.stack([s.correct for s in scored]),
         self._length,
       )
-    self._pending = {
-      **batch_metrics(scored, staleness, self.ledger.max_staleness),
-      "retired_share": self.stream.retired_share,
-    }
+    k = self.ledger.max_staleness
+    self._pending = batch_metrics(scored, staleness, k, self._length)
+    self._pending["retired_share"] = self.stream.retired_share
     self._examples = scored
     self.totals.trained_tokens += self._pending["batch_tokens"]
     self.learner.start(batch)

@@ -5,6 +5,7 @@ admission and use differ from `schedule.py`; counting is the same.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from scalerl_jax.pipeline.schedule import StalenessLedger, check_integer
 
@@ -36,7 +37,7 @@ class PhaseLedger(StalenessLedger):
     ...   ledger.admit(group, version=0)
     >>> ledger.finish(10)
     >>> ledger.next_batch(), ledger.blocked_on()  # the phase is not complete
-    (None, 'oldest')
+    (None, 'queue')
     >>> ledger.finish(11)
     >>> ledger.take(ledger.next_batch())
     array([0])
@@ -68,6 +69,11 @@ class PhaseLedger(StalenessLedger):
     """Whether the phase whose groups are outstanding has been trained on."""
     started = next(iter(self._versions.values()), self.version)
     return self.updating or self.version > started
+
+  def blocked_on(self) -> Literal["update", "queue", "oldest"] | None:
+    """Why no batch is on offer; "queue" while the phase is generated."""
+    found = super().blocked_on()
+    return "queue" if found == "oldest" else found
 
   def _leaves_enough(self, batch: Sequence[int]) -> bool:
     """Whether the phase is complete; its order does not matter then."""

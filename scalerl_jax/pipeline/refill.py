@@ -13,7 +13,8 @@ class Refill:
   a policy that is always right or always wrong ends no run.
 
   Args:
-    limit: groups that may be replaced for each batch; 0 replaces none.
+    limit: groups that may be replaced before a batch is taken; 0 replaces
+      none.
 
   Example:
     >>> refill = Refill(limit=1)

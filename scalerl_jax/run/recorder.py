@@ -211,6 +211,14 @@ class Recorder:
       }
     path.write_text(json.dumps(rows, indent=1))
 
+  def _budget(self) -> str:
+    """The setting that completions run out of, with its value."""
+    if self.config.length.control == "interruption":
+      # Thinking is always interrupted in time: what is cut is the answer.
+      return f"length.answer_tokens ({self.config.length.answer_tokens})"
+    budget = self.config.sampler.max_completion_tokens
+    return f"sampler.max_completion_tokens ({budget})"
+
   def _warn(self, event: StepEvent) -> None:
     """One sentence when most completions are cut for three steps."""
     share = event.metrics["truncated"]
@@ -218,6 +226,5 @@ class Recorder:
     if self._cut_steps == CUT_STEPS:
       self.progress.say(
         f"warning: {share:.0%} of the completions ran out of budget for"
-        f" {CUT_STEPS} steps; raise sampler.max_completion_tokens"
-        f" ({self.config.sampler.max_completion_tokens})"
+        f" {CUT_STEPS} steps; raise {self._budget()}"
       )

@@ -80,9 +80,17 @@ class Run:
       max_completion_tokens=config.sampler.max_completion_tokens,
     )
     claim_workdir(self.workdir, config)
-    claim_task(self.workdir, self.task.fingerprint())
+    claim_task(self.workdir, self._task_fingerprint())
     self.task.tokenizer.save(stored)
     self._stop = self._training = False
+
+  def _task_fingerprint(self) -> str:
+    """Of prompts and answers, and of difficulties where they give the order."""
+    found = self.task.fingerprint()
+    if self.config.curriculum.order == "easy_to_hard":
+      difficulties = [float(p.difficulty) for p in self.task.train]
+      found += f"-{config_lib.fingerprint(difficulties)}"
+    return found
 
   def train(
     self, wrap_transport: Callable[[Transport], Transport] = lambda t: t
@@ -315,9 +323,15 @@ def make_ledger(config: Config) -> StalenessLedger:
 
 
 def refill_limit(config: Config) -> int:
-  """Groups of zero variance that are replaced for each batch."""
-  refills = config.loss.zero_variance == "refill"
-  return config.loss.refill_limit * config.batch.prompts if refills else 0
+  """Groups of zero variance that may be replaced before a batch is taken.
+
+  PPO-off-policy-k generates k batches before it takes the first.
+  """
+  if config.loss.zero_variance != "refill":
+    return 0
+  phases = config.pipeline.algorithm == "ppo_off_policy"
+  batches = config.pipeline.updates_per_phase if phases else 1
+  return config.loss.refill_limit * config.batch.prompts * batches
 
 
 def enable_compilation_cache() -> None:

@@ -1,6 +1,7 @@
 """The order of prompts: fair, shuffled, addressed, restorable; retirement."""
 
 import collections
+import dataclasses
 import fractions
 import itertools
 
@@ -592,3 +593,10 @@ def test_no_prompts_are_refused():
 def test_two_prompts_of_one_uid_are_refused():
   with pytest.raises(ValueError, match="different uids, got 103 twice"):
     PromptStream([*PROMPTS, PROMPTS[3]], seed=0)
+
+
+def test_an_order_by_equal_difficulties_is_refused():
+  config = CurriculumConfig(order="easy_to_hard")
+  equal = [dataclasses.replace(p, difficulty=2.0) for p in PROMPTS]
+  with pytest.raises(ValueError, match=r"'uniform' .* same difficulty, 2;"):
+    PromptStream(equal, seed=0, curriculum=config)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scalerl_jax.config import LengthConfig
 from scalerl_jax.pipeline.events import (
   NonFiniteError,
   Totals,
@@ -48,7 +49,7 @@ def test_metrics_of_a_batch_by_hand():
   # Of four completions one has a forced token; one more lies behind an end.
   batch[0].rollout.forced[1, 2] = True
   batch[1].rollout.forced[0, 1] = True
-  told = batch_metrics(batch, np.array([2, 0]), 3)
+  told = batch_metrics(batch, np.array([2, 0]), 3, LengthConfig())
   assert told == {
     "train_pass_rate": 0.75,
     "mixed_groups": 1,
@@ -62,6 +63,13 @@ def test_metrics_of_a_batch_by_hand():
     "staleness_max": 2,
     "staleness": [1, 0, 1, 0],
   }
+
+
+def test_a_group_is_mixed_by_the_completions_that_count():
+  # The one wrong completion of the first group was truncated.
+  masked = LengthConfig(truncated="masked")
+  told = batch_metrics(_batch(), np.array([2, 0]), 3, masked)
+  assert told["mixed_groups"] == 0
 
 
 def test_counters_start_at_nothing():

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from scalerl_jax.config import LengthConfig
 from scalerl_jax.pipeline.journal import Journal
 from scalerl_jax.pipeline.loop import NonFiniteError, batch_metrics, no_rollout
 from scalerl_jax.pipeline.store import Scored
@@ -340,7 +341,9 @@ def test_metrics_of_a_batch_are_those_worked_by_hand():
     _scored(7, [TC, 2, 5], [two] * G, [budget, eos, eos], [1, 0, 1]),
     _scored(9, [1, 3, 4], [[5] * TC] * G, [eos, eos, eos], [1, 1, 1]),
   ]
-  metrics = batch_metrics(batch, np.array([2, 0]), max_staleness=3)
+  metrics = batch_metrics(
+    batch, np.array([2, 0]), max_staleness=3, length=LengthConfig()
+  )
   assert metrics == {
     "train_pass_rate": pytest.approx(5 / 6),
     "mixed_groups": 1,

@@ -146,6 +146,14 @@ def test_mostly_cut_completions_are_warned_of_once_and_the_setting_named(bench):
   assert "raise sampler.max_completion_tokens (7)" in text
 
 
+def test_under_interruption_it_is_the_answer_that_is_cut(bench):
+  length = {"control": "interruption", "max_thinking_tokens": 2}
+  length |= {"min_thinking_tokens": 1, "answer_tokens": 1}
+  one = bench(config=vary(LONG, length=length))
+  assert _cut(one, [0.9] * 3)[-1] == 1
+  assert "raise length.answer_tokens (1)" in one.warnings()[0]
+
+
 @pytest.mark.parametrize(
   "shares",
   [

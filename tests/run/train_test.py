@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.run.train import Run
+from scalerl_jax.run.train import Run, refill_limit
 from tests.runs import (
   TINY,
   curve,
@@ -279,3 +279,39 @@ def test_an_update_that_is_not_finite_ends_the_run(tmp_path):
     for name in ("tokens", "versions", "forced", "behavior_logps"):
       assert batch[name].shape == tokens
     assert np.isnan(batch["behavior_logps"]).any()
+
+
+def test_a_phase_may_replace_as_much_as_its_batches():
+  refill = vary(TINY, loss={"zero_variance": "refill", "refill_limit": 3})
+  prompts = TINY.batch.prompts
+  assert refill_limit(TINY) == 0
+  assert refill_limit(refill) == 3 * prompts
+  ppo = {"algorithm": "ppo_off_policy", "updates_per_phase": 5}
+  assert refill_limit(vary(refill, pipeline=ppo)) == 3 * 5 * prompts
+
+
+def test_changed_difficulties_are_noticed_where_they_give_the_order(tmp_path):
+  path = tmp_path / "prompts.jsonl"
+
+  def config(order, difficulty):
+    rows = [
+      {"prompt": f"say {n}", "answer": str(n), "difficulty": difficulty * n}
+      for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return vary(
+      TINY,
+      task={"name": "jsonl", "path": str(path)},
+      sampler={"max_prompt_tokens": 12},
+      curriculum={"order": order},
+    )
+
+  for order in ("uniform", "easy_to_hard"):
+    folder = tmp_path / order
+    Run(config(order, 1.0), folder)
+    Run(config(order, 1.0), folder)
+    if order == "uniform":
+      Run(config(order, -1.0), folder)
+    else:
+      with pytest.raises(ValueError, match="have changed since"):
+        Run(config(order, -1.0), folder)

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from experiments.recipes import RECIPES
 from experiments.studies.axes import NAMES, load_study, with_seed
 from experiments.studies.smoke import shrink
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import Config
 
 # How many places each axis has.
 VARIANTS = {
@@ -105,7 +105,12 @@ def test_heads_fill_the_width_at_every_size():
 
 def test_the_reference_is_scalerls_choice():
   for name in set(NAMES) - WHOLE_RECIPES:
-    assert next(iter(load_study(name).variants.values())) == Config()
+    study = load_study(name)
+    reference = next(iter(study.variants.values()))
+    for field in study.axis:
+      section, _, inner = field.partition(".")
+      chosen = getattr(getattr(RECIPES["scalerl"], section), inner)
+      assert getattr(getattr(reference, section), inner) == chosen, field
   for name in WHOLE_RECIPES:
     assert next(iter(load_study(name).variants)) == "scalerl"
 
