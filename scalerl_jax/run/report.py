@@ -21,7 +21,7 @@ from scalerl_jax.run.metrics import read_curves, read_metrics
 from scalerl_jax.run.progress import quantity
 from scalerl_jax.scaling import fit as fit_lib
 from scalerl_jax.scaling import forecast as forecast_lib
-from scalerl_jax.scaling import points
+from scalerl_jax.scaling import interactive, points
 from scalerl_jax.scaling import report as fragments
 
 UNITS = {
@@ -212,6 +212,11 @@ def _curve_sections(folder, curve, part, whole, axis, level, name):
     )
     fragments.plot_curve(folder / "curve.png", x, y, shown, **picture)
   sections = [_image((folder / "curve.png").read_bytes(), caption)]
+  if whole:
+    run = fragments.ShownCurve(folder.name, x, y, whole, part, (), unit)
+    sections = [
+      interactive.interactive_fragment([run], level=level, still=sections[0])
+    ]
   if part:
     told = fragments.parameters_fragment(part.fit, unit=unit, level=level)
     sections += ["<h2>The law, from the first half</h2>", told]

@@ -8,19 +8,25 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
+from scalerl_jax.scaling import integration, laws
 from scalerl_jax.scaling import posterior as posterior_lib
 
 
 def law(
   draws: posterior_lib.Posterior, log_compute: Float64[np.ndarray, "K"]
 ) -> Float64[np.ndarray, "K M"]:
-  """The law of each draw: R_0 + (A − R_0)·σ(B·(ln C − ln C_mid)).
+  """The law of each draw: R_0 + (A − R_0) · gain(B · (ln C − ln C_mid)).
 
   ln C is measured from the last fitted point; −∞ (compute 0) gives R_0.
   """
   exponent = np.exp(draws.log_exponent)
   z = exponent * (log_compute[:, None] - draws.log_midpoint)
-  share = 0.5 * (1.0 + np.tanh(0.5 * z))
+  share = np.empty_like(z)
+  for index in np.unique(draws.law):
+    of = draws.law == index
+    share[:, of] = laws.gain(
+      laws.NAMES[index], z[:, of], draws.log_tail[of], xp=np
+    )
   return draws.initial + (draws.asymptote - draws.initial) * share
 
 
@@ -90,7 +96,7 @@ def quantiles(
     Low and high for each point.
   """
   # One normal a draw, the same at every compute, so that bands are smooth.
-  z = special.ndtri(posterior_lib.uniforms(mean.shape[1], 1, 0)[:, 0])
+  z = special.ndtri(integration.uniforms(mean.shape[1], 1, 0)[:, 0])
   sample = mean + np.sqrt(variance) * z
   tails = [0.5 - level / 2, 0.5 + level / 2]
   low, high = np.quantile(sample, tails, axis=1)

@@ -1,42 +1,22 @@
-"""Reads one training curve from a CSV or JSONL file, or from a workdir.
+"""Reads training curves from what any program has written.
 
 Every awkward file gets the handling stated here, which `Curve.notes` repeats
-to the reader, or one sentence with file, line and rule as `CurveError`.
+to the reader, or one sentence with file, line and rule as `CurveError`. Which
+column is what: `columns.py`; what a file may be: `tables.py` and `logs.py`.
 """
 
-import csv
-import json
-import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
-from scalerl_jax.scaling import points
+from scalerl_jax.scaling import columns, logs, points, tables
+from scalerl_jax.scaling import series as series_lib
 
-# Usual names, the first that a file has is taken. Full FLOPs come first: the
-# cost of the work asked for, whatever was left out of it.
-COMPUTE_NAMES = (
-  *("compute", "flops_full", "compute_flops", "flops", "total_flops"),
-  *("compute_gpu_hours", "gpu_hours", "device_hours", "device_seconds"),
-  *("generated_tokens", "trained_tokens", "tokens", "num_tokens"),
-  *("total_tokens", "step", "global_step", "_step", "steps", "iteration"),
-  *("wall_seconds", "wall_s"),
-)
-PASS_RATE_NAMES = (
-  *("pass_rate", "mean_at_16", "mean@16", "mean_at_n", "pass_at_1"),
-  *("pass@1", "accuracy", "acc", "success_rate", "reward_mean"),
-  *("mean_reward", "reward", "score"),
-)
-SERIES_NAMES = ("task", "run", "run_id", "run_name")
-_MISSING = {"", "nan", "na", "n/a", "none", "null", "inf", "-inf", "infinity"}
-
-
-class CurveError(ValueError):
-  """A curve file that cannot be fitted: one sentence for the user."""
+CurveError = tables.CurveError
 
 
 class Curve(NamedTuple):
@@ -49,11 +29,67 @@ class Curve(NamedTuple):
   compute_column: str
   pass_rate_column: str
   notes: tuple[str, ...]
+  name: str = ""  # Of the run (and held-out set), to tell curves apart.
+  task: str = ""  # Held-out set, where the file tells: only equal ones compare.
+  recipe: str | None = None  # `name` without its seed, where one is told.
 
 
-class _Row(NamedTuple):
-  line: int
-  cells: Mapping[str, object]
+def read_curves(
+  path_or_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+  *,
+  compute_column: str | None = None,
+  pass_rate_column: str | None = None,
+  series: str | None = None,
+) -> list[Curve]:
+  """Reads every curve of one file or several.
+
+  A file may be CSV (comma, semicolon, tab, bar or spaces; long, with a column
+  of runs or held-out sets, or wide, with a column for each), JSON or JSON
+  lines, a Weights & Biases or TensorBoard export, TensorBoard events, a verl
+  console log, a trainer's state, or a workdir of this program. What is done to
+  its rows, and told in `notes`:
+
+  - rows are put in order of compute; those of equal compute are all kept, each
+    as an evaluation of its own; compute 0 is an evaluation of R_0;
+  - rows without a number for compute or pass rate are left out and named;
+  - a percent sign, or values above 2 (above 10 for a reward or score) where
+    most are above 1, make the whole file percent. Anything else above 1 is
+    refused: smoothing that overshoots is not percent.
+
+  Args:
+    path_or_paths: of files or folders.
+    compute_column: the column of compute; None to recognise it.
+    pass_rate_column: the column of pass rate, or several with commas; None to
+      recognise it.
+    series: which curves of the files that hold several, by their name; several
+      with commas; None for all.
+
+  Returns:
+    The curves in the order of the files, each with a note for each choice. Of
+    a file with several, those with fewer than 6 usable points are left out and
+    named, unless none has more.
+
+  Raises:
+    CurveError: for a file that is missing, empty, not text, without
+      recognisable columns, with values out of range, or with fewer than 6
+      usable points.
+  """
+  if isinstance(path_or_paths, str | os.PathLike):
+    path_or_paths = [path_or_paths]
+  paths = [pathlib.Path(path) for path in path_or_paths]
+  if not paths:
+    raise CurveError("a curve must have a file, got none.")
+  twice = [path for path in paths if paths.count(path) > 1]
+  if twice:
+    raise CurveError(f"{twice[0]}: a file must be named once, got it twice.")
+  found = [
+    curve
+    for path in paths
+    for curve in _read_file(path, compute_column, pass_rate_column, series)
+  ]
+  if len(paths) > 1:
+    found = _told_apart(paths, found)
+  return found
 
 
 def read_curve(
@@ -63,299 +99,204 @@ def read_curve(
   pass_rate_column: str | None = None,
   series: str | None = None,
 ) -> Curve:
-  """Reads the points of one curve.
-
-  Columns are recognised by their usual names (the last part after a slash
-  counts, in any case); a CSV without a header and with two numeric columns is
-  (compute, pass rate). Rows are put in order of compute; rows of equal compute
-  are all kept, as separate evaluations; rows without a number are left out,
-  counted and named; values in (1, 100] are taken as percent.
+  """Reads one curve: the first, with a note, where the file holds several.
 
   Args:
-    path: a `.csv` or `.jsonl` file, or a folder that holds `curve.csv`.
-    compute_column: the column of compute; None to recognise it.
-    pass_rate_column: the column of pass rate; None to recognise it.
-    series: which curve of a file that holds several (by `task` or `run`);
-      None for the first.
+    path, compute_column, pass_rate_column, series: as for `read_curves`.
 
   Returns:
     The curve, with a note for each choice that was made.
 
   Raises:
-    CurveError: for a file that is missing, empty, not text, without
-      recognisable columns, with words where numbers belong, with values out of
-      range, or with fewer than 6 usable points.
+    CurveError: as for `read_curves`.
   """
-  file = pathlib.Path(path)
-  if file.is_dir():
-    file = file / "curve.csv"
-    if not file.exists():
-      raise CurveError(
-        f"{path}: a folder must hold curve.csv to be read as a curve, and this "
-        "one does not; name a file."
-      )
-  name = str(file)
-  try:
-    text = file.read_text(encoding="utf-8-sig")
-  except FileNotFoundError:
-    raise CurveError(f"{name}: there is no such file.") from None
-  except UnicodeDecodeError:
-    raise CurveError(
-      f"{name}: a curve file must be text (CSV or JSONL in UTF-8), and this "
-      "one is not."
-    ) from None
-  except OSError as error:
-    raise CurveError(f"{name}: cannot be read ({error.strerror}).") from None
-  lines = text.splitlines()
-  if not any(line.strip() for line in lines):
-    raise CurveError(f"{name}: the file is empty; a curve needs rows.")
-  if next(line for line in lines if line.strip()).lstrip().startswith("{"):
-    columns, rows = _jsonl_rows(name, lines)
-  else:
-    columns, rows = _csv_rows(name, lines)
-  x_column = _choose(name, columns, compute_column, COMPUTE_NAMES, "compute")
-  y_column = _choose(
-    name,
-    [c for c in columns if c != x_column],
-    pass_rate_column,
-    PASS_RATE_NAMES,
-    "pass_rate",
+  found = read_curves(
+    path,
+    compute_column=compute_column,
+    pass_rate_column=pass_rate_column,
+    series=series,
   )
-  notes = [f"compute is column {x_column}, pass rate is column {y_column}"]
-  rows = _one_series(name, columns, rows, series, notes)
-  return _curve(name, columns, rows, x_column, y_column, notes)
+  if len(found) == 1:
+    return found[0]
+  note = f"this is {found[0].name}, --series names another"
+  return found[0]._replace(notes=(*found[0].notes, note))
 
 
-def _jsonl_rows(name: str, lines: Sequence[str]):
-  columns: dict[str, None] = {}
-  rows = []
-  for number, line in enumerate(lines, 1):
-    if not line.strip():
+def _title(path: pathlib.Path) -> str:
+  """A file's name without its ending, or a folder's."""
+  return path.resolve().name if os.path.isdir(path) else path.stem
+
+
+def _told_apart(paths, found: list[Curve]) -> list[Curve]:
+  """Names that hold the file's, by as much of its path as tells it apart."""
+  parts = {str(p): (*p.parts[:-1], _title(p)) for p in paths}
+  if len(set(parts.values())) < len(parts):  # a.csv and a.jsonl
+    parts = {str(p): p.parts for p in paths}
+  depth = 1
+  while len({p[-depth:] for p in parts.values()}) < len(parts):
+    depth += 1
+  named = []
+  for curve in found:
+    own = "/".join(parts[curve.path][-depth:])
+    recipe = series_lib.without_seed(own)
+    if sum(c.path == curve.path for c in found) == 1:
+      named.append(curve._replace(name=own, recipe=recipe))
       continue
+    if recipe is not None or curve.recipe is not None:
+      first = own if recipe is None else recipe
+      last = curve.name if curve.recipe is None else curve.recipe
+      recipe = f"{first}: {last}"
+    named.append(curve._replace(name=f"{own}: {curve.name}", recipe=recipe))
+  return named
+
+
+def _read_file(path, compute_column, pass_rate_column, asked) -> list[Curve]:
+  table = logs.read_table(path)
+  keys = series_lib.keys(table, (compute_column, pass_rate_column))
+  choice = columns.choose(
+    table, compute=compute_column, pass_rate=pass_rate_column, keys=keys
+  )
+  notes = [*choice.notes, *table.notes]
+  found = series_lib.pick(table, series_lib.split(table, keys, choice), asked)
+  if len(found) > 1:
+    by = f", told apart by column {' and '.join(keys)}" if keys else ""
+    named = tables.listed(one.label for one in found)
+    notes.append(f"the file holds {len(found)} curves ({named}){by}")
+  comma = tables.decimal_comma(table, [choice.compute, *choice.pass_rates])
+  if comma:
+    notes.append("a comma is read as the decimal sign")
+  scale, why = series_lib.scale(table, found, comma)
+  notes += why
+  curves, refused = [], []
+  for one in found:
     try:
-      record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
-      record = None
-    if not isinstance(record, dict):
-      raise CurveError(
-        f"{name}, line {number}: each line must be one JSON object, got "
-        f"{line.strip()[:40]!r}."
+      curve = _curve(table, one, choice.compute, comma, scale, notes)
+    except _TooFewError as error:
+      refused.append((one, error))
+    else:
+      curves.append(
+        curve._replace(path=str(path), name=one.label or _title(path))
       )
-    columns.update(dict.fromkeys(record))
-    rows.append(_Row(number, record))
-  return list(columns), rows
+  if not curves:
+    raise refused[0][1]
+  if refused:
+    named = tables.listed(f"{one.label} ({e.counts})" for one, e in refused)
+    note = f"left out for want of usable points: {named}"
+    curves[0] = curves[0]._replace(notes=(*curves[0].notes, note))
+  return curves
 
 
-def _csv_rows(name: str, lines: Sequence[str]):
-  head = next(line for line in lines if line.strip())
-  delimiter = next((d for d in ",\t;" if d in head), ",")
-  columns: list[str] = []
-  rows = []
-  reader = csv.reader(lines, delimiter=delimiter, strict=True)
-  try:
-    for cells in reader:
-      cells = [cell.strip() for cell in cells]
-      if not any(cells):
-        continue
-      if not columns:
-        if all(_number(cell) is not None for cell in cells):
-          if len(cells) != 2:
-            raise CurveError(
-              f"{name}, line {reader.line_num}: without a header a file must "
-              "have two columns, compute and pass rate, and this one has "
-              f"{len(cells)}; add a header line."
-            )
-          columns = ["compute", "pass_rate"]
-        else:
-          columns = cells
-          twice = sorted({c for c in cells if cells.count(c) > 1})
-          if twice:
-            raise CurveError(
-              f"{name}, line {reader.line_num}: column names must differ, and "
-              f"{', '.join(map(repr, twice))} stands more than once."
-            )
-          continue
-      if len(cells) != len(columns):
-        raise CurveError(
-          f"{name}, line {reader.line_num}: a row must have the header's "
-          f"{len(columns)} cells, got {len(cells)}."
-        )
-      cells = dict(zip(columns, cells, strict=True))
-      rows.append(_Row(reader.line_num, cells))
-  except csv.Error as error:
-    raise CurveError(
-      f"{name}, line {reader.line_num}: not a CSV row ({error})."
-    ) from None
-  return columns, rows
+class _TooFewError(CurveError):
+  """Fewer points than a fit needs."""
+
+  def __init__(self, where: str, counts: str, needed: int, why: Sequence[str]):
+    told = f" ({'; '.join(why)})" if why else ""
+    super().__init__(f"{where}: {counts}; {needed} are needed{told}.")
+    self.counts = counts
 
 
-def _plain(column: str) -> str:
-  """A column's name as it is compared with the usual ones."""
-  last = column.strip().lower().rsplit("/", 1)[-1]
-  return last.strip().replace(" ", "_").replace("-", "_")
+def _rows(count) -> str:
+  return f"{int(count)} row{'s' if count != 1 else ''}"
 
 
-def _choose(
-  name: str,
-  columns: Sequence[str],
-  asked: str | None,
-  usual: Iterable[str],
-  what: str,
-) -> str:
-  listed = ", ".join(columns)
-  if asked is not None:
-    if asked not in columns:
-      raise CurveError(
-        f"{name}: there is no column {asked!r} for --{what}_column; the "
-        f"columns are {listed}."
-      )
-    return asked
-  for candidate in usual:
-    for column in columns:
-      if _plain(column) == candidate:
-        return column
-  raise CurveError(
-    f"{name}: no column has a usual name of {what}; the columns are {listed}; "
-    f"name one with --{what}_column."
-  )
-
-
-def _one_series(name, columns, rows, series, notes):
-  """The rows of one curve of a file that may hold several."""
-  column = next(
-    (c for u in SERIES_NAMES for c in columns if _plain(c) == u), None
-  )
-  values = list(dict.fromkeys(str(r.cells.get(column, "")) for r in rows))
-  if column is None or (series is None and len(values) < 2):
-    if series is not None:
-      raise CurveError(
-        f"{name}: --series needs a column {' or '.join(SERIES_NAMES[:2])}, "
-        f"and the columns are {', '.join(columns)}."
-      )
-    return rows
-  if series is None:
-    series = values[0]
-    notes.append(
-      f"column {column} holds {len(values)} curves ({', '.join(values)}); "
-      f"this is {series}, --series names another"
-    )
-  elif series not in values:
-    raise CurveError(
-      f"{name}: column {column} has no {series!r} for --series; it holds "
-      f"{', '.join(values)}."
-    )
-  return [r for r in rows if str(r.cells.get(column, "")) == series]
-
-
-def _number(cell: object) -> float | None:
-  """The cell as a number (NaN where it says "none"), or None for a word."""
-  if cell is None:
-    return math.nan
-  if isinstance(cell, str):
-    cell = cell.strip()
-    if cell.lower() in _MISSING:
-      return math.nan
-  elif isinstance(cell, bool) or not isinstance(cell, int | float):
-    return None
-  try:
-    return float(cell)
-  except (ValueError, OverflowError):
-    return None
-
-
-def _numbers(name: str, rows: Sequence[_Row], column: str):
-  values = []
-  for row in rows:
-    value = _number(row.cells.get(column))
-    if value is None:
-      raise CurveError(
-        f"{name}, line {row.line}: {column} must be a number, got "
-        f"{str(row.cells[column])[:40]!r}."
-      )
-    values.append(value)
-  return np.array(values, np.float64)
-
-
-def _refuse(name, rows, values, bad, column, rule):
-  """One sentence for the first of the bad rows, if there are any."""
-  for row, value, is_bad in zip(rows, values, bad, strict=True):
-    if is_bad:
-      raise CurveError(
-        f"{name}, line {row.line}: {column} must be {rule}, got {value:g}."
-      )
-
-
-def _lines(rows: Sequence[_Row], chosen) -> str:
+def _lines(rows: Sequence[tables.Row], chosen) -> str:
   numbers = [str(r.line) for r, c in zip(rows, chosen, strict=True) if c]
   more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
   return ", ".join(numbers[:8]) + more
 
 
-def _trials(columns, rows, usable):
-  """Samples behind each evaluation, where our own columns tell them."""
-  if not {"prompts", "samples_per_prompt"} <= set(columns):
-    return None
-  cells = [
-    (
-      _number(r.cells.get("prompts")),
-      _number(r.cells.get("samples_per_prompt")),
-    )
-    for r, u in zip(rows, usable, strict=True)
-    if u
+def _left_out(table, one, x_column, comma, usable) -> list[str]:
+  """The rows of a curve that cannot be used, counted and named."""
+  words = [
+    [
+      cell
+      for column in (x_column, one.pass_rate)
+      if tables.number(cell := row.cells.get(column), comma) is None
+    ]
+    for row in one.rows
   ]
-  trials = np.array([(p or math.nan) * (s or math.nan) for p, s in cells])
-  return trials if (trials >= 1).all() else None
+  text = np.array([bool(w) for w in words], bool)
+  empty = ~usable & ~text
+  told = []
+  if empty.any():
+    told.append(
+      f"{_rows(empty.sum())} left out without a number for compute or pass "
+      f"rate: {table.unit}s {_lines(one.rows, empty)}"
+    )
+  if text.any():
+    example = tables.plain(next(filter(None, words))[0], 30)
+    told.append(
+      f"{_rows(text.sum())} left out with text for a number (such as "
+      f"{example!r}): {table.unit}s {_lines(one.rows, text)}"
+    )
+  return told
 
 
-def _curve(name, columns, rows, x_column, y_column, notes) -> Curve:
-  x, y = _numbers(name, rows, x_column), _numbers(name, rows, y_column)
-  usable = np.isfinite(x) & np.isfinite(y)
-  if not usable.all():
-    notes.append(
-      f"{int((~usable).sum())} rows left out that hold no number for compute "
-      f"or pass rate: lines {_lines(rows, ~usable)}"
-    )
-  trials = _trials(columns, rows, usable)
-  rows = [r for r, u in zip(rows, usable, strict=True) if u]
-  x, y = x[usable], y[usable]
-  if len(x) < points.FEWEST_POINTS:
-    raise CurveError(
-      f"{name}: a fit needs at least {points.FEWEST_POINTS} usable points, and "
-      f"this file has {len(x)}."
-    )
-  _refuse(name, rows, x, x < 0, x_column, "at least 0")
-  _refuse(name, rows, y, y < 0, y_column, "a pass rate, at least 0")
-  _refuse(
-    name, rows, y, y > 100, y_column, "a pass rate of at most 1, or 100 percent"
+def _trials(table, rows) -> np.ndarray | None:
+  """Samples behind each evaluation, where the file tells them."""
+  ours = {"prompts", "samples_per_prompt"} <= set(table.columns)
+
+  def told(row, column):
+    value = tables.number(row.cells.get(column)) if ours else None
+    return np.nan if value is None else value
+
+  known = np.array(
+    [
+      told(row, "prompts") * told(row, "samples_per_prompt")
+      if np.isnan(row.trials)
+      else row.trials
+      for row in rows
+    ]
   )
-  if (y > 1).any():
-    if np.median(y) <= 1:
-      _refuse(name, rows, y, y > 1, y_column, "at most 1 when most values are")
-    notes.append(
-      f"values of {y_column} reach {y.max():g}, so they are read as percent"
+  return known if (np.isfinite(known) & (known >= 1)).all() else None
+
+
+def _curve(table, one, x_column, comma, scale, notes) -> Curve:
+  where = f"{table.name}, {one.label}" if one.label else table.name
+  x = series_lib.numbers(table, one, x_column, comma)
+  y = series_lib.numbers(table, one, one.pass_rate, comma)
+  usable = np.isfinite(x) & np.isfinite(y)
+  told = [*notes, *_left_out(table, one, x_column, comma, usable)]
+  rows = [r for r, u in zip(one.rows, usable, strict=True) if u]
+  x, y = x[usable], y[usable] / scale
+  if (x < 0).any():
+    first = int((x < 0).argmax())
+    raise CurveError(
+      f"{table.name}, {table.unit} {rows[first].line}: {x_column} must be at "
+      f"least 0, got {x[first]:g}."
     )
-    y = y / 100.0
+  if len(x) < points.FEWEST_POINTS:
+    counts = f"{len(x)} usable points of {len(one.rows)} rows"
+    why = told[len(notes) :]
+    raise _TooFewError(where, counts, points.FEWEST_POINTS, why)
+  if not points.enough(x):
+    different = len(np.unique(x[x > 0]))
+    counts = f"{len(x)} points at {different} values of {x_column} above 0"
+    raise _TooFewError(where, counts, points.FEWEST_COMPUTES, ())
   order = np.argsort(x, kind="stable")
   if (np.diff(x) < 0).any():
-    notes.append("rows put in order of compute")
+    told.append("rows put in order of compute")
   x, y = x[order], y[order]
   twice = int((np.diff(x) == 0).sum())
   if twice:
-    notes.append(
-      f"{twice} rows repeat a compute already there; all are kept, each as an "
-      "evaluation of its own"
+    told.append(
+      f"{_rows(twice)} repeating a compute already there, kept as evaluations "
+      "of their own"
     )
-  if not points.enough(x):
-    raise CurveError(
-      f"{name}: a fit needs at least {points.FEWEST_COMPUTES} different values "
-      f"of {x_column} above 0, and this file has {len(np.unique(x[x > 0]))}."
+  if x[0] == 0:
+    told.append(
+      f"{_rows((x == 0).sum())} at compute 0, kept as a measurement of R_0"
     )
+  trials = _trials(table, rows)
   return Curve(
-    name,
+    table.name,
     x,
     y,
     None if trials is None else trials[order],
     x_column,
-    y_column,
-    tuple(notes),
+    one.pass_rate,
+    tuple(told),
+    one.label,
+    one.task,
+    one.recipe,
   )

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float64
 
 from scalerl_jax.scaling import fit as fit_lib
 from scalerl_jax.scaling import points
@@ -39,6 +40,55 @@ class Backtest(NamedTuple):
   def inside(self) -> bool:
     """Whether the measured end lies in the band."""
     return self.forecast.low <= self.measured <= self.forecast.high
+
+
+class Part(NamedTuple):
+  """The first part of a finished run, and the end that is to be forecast."""
+
+  compute: Float64[np.ndarray, "N"]
+  pass_rate: Float64[np.ndarray, "N"]
+  trials: Float64[np.ndarray, "*N"] | None  # One for all, or one a point.
+  end: float  # Compute: the mean of the last evaluations'.
+  measured: float  # Their mean pass rate.
+
+
+def split(
+  compute: npt.ArrayLike,
+  pass_rate: npt.ArrayLike,
+  share: float,
+  *,
+  trials: npt.ArrayLike | None = None,
+) -> Part | None:
+  """The first part of a finished run and its measured end.
+
+  Args:
+    compute: of each evaluation.
+    pass_rate: of each evaluation, in [0, 1].
+    share: of the run's compute that the part may hold, in (0, 1).
+    trials: samples behind each evaluation, or None.
+
+  Returns:
+    The part in order of compute and the mean of the last `END_EVALUATIONS`, at
+    the mean of their compute; or None where the part or the rest holds too few
+    evaluations.
+
+  Raises:
+    ValueError: for a share outside (0, 1).
+  """
+  if not 0.0 < share < 1.0:
+    raise ValueError(f"share must be in (0, 1), got {share!r}.")
+  x, y = np.asarray(compute, np.float64), np.asarray(pass_rate, np.float64)
+  order = np.argsort(x, kind="stable")
+  x, y = x[order], y[order]
+  seen = x <= share * x[-1]
+  if (~seen).sum() < END_EVALUATIONS or not points.enough(x[seen]):
+    return None
+  behind = None if trials is None else np.asarray(trials, np.float64)
+  if behind is not None and behind.ndim:
+    behind = behind[order][seen]
+  end = float(x[-END_EVALUATIONS:].mean())
+  measured = float(y[-END_EVALUATIONS:].mean())
+  return Part(x[seen], y[seen], behind, end, measured)
 
 
 def forecast_from(
@@ -119,18 +169,8 @@ def first_part(
   Raises:
     ValueError: for a share outside (0, 1).
   """
-  if not 0.0 < share < 1.0:
-    raise ValueError(f"share must be in (0, 1), got {share!r}.")
-  x, y = np.asarray(compute, np.float64), np.asarray(pass_rate, np.float64)
-  order = np.argsort(x, kind="stable")
-  x, y = x[order], y[order]
-  seen = x <= share * x[-1]
-  first, rest = x[seen], x[~seen]
-  if len(rest) < END_EVALUATIONS or not points.enough(first):
+  part = split(compute, pass_rate, share, trials=trials)
+  if part is None:
     return None
-  if trials is not None and np.ndim(trials):
-    trials = np.asarray(trials)[order][seen]
-  fit = fit_lib.fit_curve(first, y[seen], trials=trials)
-  end = float(x[-END_EVALUATIONS:].mean())
-  measured = float(y[-END_EVALUATIONS:].mean())
-  return Backtest(fit, forecast_from(fit, end, level), measured)
+  fit = fit_lib.fit_curve(part.compute, part.pass_rate, trials=part.trials)
+  return Backtest(fit, forecast_from(fit, part.end, level), part.measured)

@@ -6,11 +6,13 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
+from scalerl_jax.scaling import laws
 from scalerl_jax.scaling import posterior as posterior_lib
 
 # Least squares closer than this to a bound counts as at it.
 _AT_BOUND = 1e-6
 _FEWEST_DRAWS = 30.0
+_PROFILED = 512  # Shapes of each law: the size that sampling has compiled.
 
 
 class Parameters(NamedTuple):
@@ -43,9 +45,10 @@ def profile_asymptote(
   """Profile-likelihood interval of A under correlated misfit.
 
   Noise, misfit and length are held at their medians; R_0 is minimised in
-  closed form, (ln B, ln C_mid) over the posterior's own draws. For each of
-  them the sum of squares is a parabola in A, so the set of A within the χ²
-  quantile of the least is a union of intervals, and its ends are exact.
+  closed form, (ln B, ln C_mid, ln tail) over the posterior's own draws, of all
+  its laws. For each of them the sum of squares is a parabola in A, so the set
+  of A within the χ² quantile of the least is a union of intervals, and its ends
+  are exact.
 
   Args:
     evidence: the curve.
@@ -56,18 +59,23 @@ def profile_asymptote(
   Returns:
     The ends of the interval, in [0, 1].
   """
-  count = posterior_lib.SAMPLES
-  index = np.linspace(0, len(draws.initial) - 1, count).astype(int)
-  phi = np.empty((count, 5))
-  phi[:, 0] = draws.log_exponent[index]
-  phi[:, 1] = draws.log_midpoint[index]
-  phi[:, 2:] = [np.median(d) for d in draws[4:7]]
-  found = posterior_lib.conditional(evidence, start, phi)
-  middle = found.asymptote + np.asarray(evidence.centre)[1]
-  outside = (middle - np.clip(middle, 0.0, 1.0)) / found.asymptote_sd
-  least = np.min(found.square + outside**2)
-  allowed = special.ndtri(0.5 + level / 2) ** 2 - (found.square - least)
-  reach = found.asymptote_sd * np.sqrt(np.maximum(allowed, 0.0))
+  phi = np.empty((_PROFILED, 6))
+  phi[:, 2:5] = [np.median(d) for d in draws[4:7]]
+  parts = []
+  for law in np.unique(draws.law):
+    of = np.flatnonzero(draws.law == law)
+    index = of[np.linspace(0, len(of) - 1, _PROFILED).astype(int)]
+    phi[:, 0] = draws.log_exponent[index]
+    phi[:, 1] = draws.log_midpoint[index]
+    phi[:, 5] = draws.log_tail[index]
+    found = posterior_lib.conditional(evidence, start, phi, laws.NAMES[law])
+    parts.append((found.square, found.asymptote, found.asymptote_sd))
+  square, asymptote, sd = map(np.concatenate, zip(*parts, strict=True))
+  middle = asymptote + np.asarray(evidence.centre)[1]
+  outside = (middle - np.clip(middle, 0.0, 1.0)) / sd
+  least = np.min(square + outside**2)
+  allowed = special.ndtri(0.5 + level / 2) ** 2 - (square - least)
+  reach = sd * np.sqrt(np.maximum(allowed, 0.0))
   inside = (allowed >= 0) & (middle - reach <= 1) & (middle + reach >= 0)
   low = np.min((middle - reach)[inside])
   high = np.max((middle + reach)[inside])

@@ -1,4 +1,4 @@
-"""Bounded multi-start least squares of the sigmoid, jitted.
+"""Bounded multi-start least squares of a law without tail, jitted.
 
 R_0 and A enter the law linearly, so they are solved exactly inside and only
 (ln B, ln C_mid) are searched. Everything here runs in float64 and on
@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from scalerl_jax.scaling import laws
 
 # ln B, and ln C_mid measured from the first and from the last point, are kept
 # inside: far beyond what a curve can show, so that a bound means "unknown".
@@ -49,7 +51,7 @@ class Solution(NamedTuple):
   curvature: Float[Array, "2 2"]
 
 
-def _evaluate(points: Points, shape):
+def _evaluate(points: Points, shape, law):
   """R_0, A, loss, gradient/2 and JᵀJ at one (ln B, ln C_mid).
 
   One matrix product of five columns (1−s, s and the two slopes of s, and y)
@@ -57,10 +59,10 @@ def _evaluate(points: Points, shape):
   """
   x = points.log_compute
   exponent = jnp.exp(shape[0])
-  s = jax.nn.sigmoid(exponent * (x - shape[1]))
-  slope = s * (1.0 - s) * exponent
+  z = exponent * (x - shape[1])
+  s, slope = jax.jvp(lambda z: laws.gain(law, z), (z,), (jnp.ones_like(z),))
   columns = jnp.stack(
-    [1.0 - s, s, slope * (x - shape[1]), -slope, points.pass_rate]
+    [1.0 - s, s, slope * z, -slope * exponent, points.pass_rate]
   )
   gram = (columns * points.weight[None, :]) @ columns.T
   known = points.initial_weight
@@ -95,7 +97,7 @@ def shape_bounds(points: Points) -> tuple[Array, Array]:
   return low, jnp.array([LOG_EXPONENT_BOUNDS[1], MIDPOINT_MARGINS[1]])
 
 
-def _descend(points: Points, shape, low, high):
+def _descend(points: Points, shape, low, high, law):
   """Levenberg-Marquardt from one start, kept in the box."""
 
   def step(_, carry):
@@ -112,7 +114,7 @@ def _descend(points: Points, shape, low, high):
     move = jnp.stack([d * down[0] - b * down[1], a * down[1] - b * down[0]])
     move = jnp.clip(move / jnp.maximum(a * d - b * b, 1e-300), -1.0, 1.0)
     proposal = jnp.clip(shape + move, low, high)
-    _, _, trial, *slopes = _evaluate(points, proposal)
+    _, _, trial, *slopes = _evaluate(points, proposal, law)
     better = trial <= loss
     old, new = (shape, loss, downhill, curvature), (proposal, trial, *slopes)
     kept = jax.tree.map(lambda n, o: jnp.where(better, n, o), new, old)
@@ -131,14 +133,21 @@ def _descend(points: Points, shape, low, high):
   return shape, loss
 
 
-def solve(points: Points) -> Solution:
-  """The least-squares law of the weighted points, best of several starts."""
+def solve(points: Points, law: str = "sigmoid") -> Solution:
+  """Weighted least squares of a law, the best of several starts.
+
+  Args:
+    points: the curve.
+    law: a name in `laws.LAWS`; one with a tail is taken at tail 1.
+  """
   low, high = shape_bounds(points)
   first = low[1] - MIDPOINT_MARGINS[0]
   starts = jnp.stack(
     [jnp.asarray(_STARTS[:, 0]), first + _STARTS[:, 1] * (1.0 - first)], axis=1
   )
-  shapes, losses = jax.vmap(lambda s: _descend(points, s, low, high))(starts)
+  shapes, losses = jax.vmap(lambda s: _descend(points, s, low, high, law))(
+    starts
+  )
   best = jnp.argmin(losses)
-  initial, asymptote, loss, _, curvature = _evaluate(points, shapes[best])
+  initial, asymptote, loss, _, curvature = _evaluate(points, shapes[best], law)
   return Solution(initial, asymptote, shapes[best], loss, curvature)

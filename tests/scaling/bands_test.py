@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import bands, posterior
+from scalerl_jax.scaling import bands, laws, posterior
 
 N, K, M = 7, 4, 3
 
@@ -17,7 +17,10 @@ def draws():
     *rng.normal(np.log(0.01), 0.3, (1, M)),
     *rng.normal(np.log(0.02), 0.3, (1, M)),
     *rng.normal(np.log(0.7), 0.3, (1, M)),
-    3.0,
+    log_tail=np.array([0.0, 0.4, -0.5]),
+    law=np.array([laws.NAMES.index(n) for n in ("sigmoid", "burr", "dagum")]),
+    effective=3.0,
+    log_evidence=0.0,
   )
 
 
@@ -26,7 +29,14 @@ def test_law_equals_the_formula(draws):
   found = bands.law(draws, place)
   for m in range(M):
     b, mid = np.exp(draws.log_exponent[m]), draws.log_midpoint[m]
-    share = 1.0 / (1.0 + np.exp(b * (mid - place)))
+    tail = np.exp(draws.log_tail[m])
+    with np.errstate(divide="ignore"):
+      odds = np.exp(b * (mid - place))  # (C_mid / C)^B
+      share = (
+        1.0 / (1.0 + odds),
+        1.0 - (1.0 + (2.0 ** (1.0 / tail) - 1.0) / odds) ** -tail,
+        (1.0 + (2.0 ** (1.0 / tail) - 1.0) * odds) ** -tail,
+      )[m]
     expected = draws.initial[m] * (1 - share) + draws.asymptote[m] * share
     np.testing.assert_allclose(found[:, m], expected, rtol=1e-12)
 

@@ -240,3 +240,63 @@ def test_fits_inside_a_mesh_without_using_it():
     assert jax.sharding.get_mesh() == mesh
   assert meshed.params == alone.params
   assert fit._solve._cache_size() == before
+
+
+def test_counts_and_trials_tell_the_noise_of_one_curve():
+  """Prompts that are all easy or all hard: little noise, as counts know."""
+  rng = np.random.default_rng(0)
+  compute, prompts, samples = np.arange(21.0), 200, 4
+  share = 1.0 / (1.0 + (6.0 / np.maximum(compute, 1e-9)) ** 1.8)
+  solved = rng.uniform(size=prompts) < 0.2 + 0.5 * share[:, None]
+  correct = rng.binomial(samples, np.where(np.sort(solved, 1), 0.97, 0.03))
+  pass_rate = correct.mean(1) / samples
+  counted = fit.fit_curve(compute, pass_rate, counts=(correct, samples))
+  trials = fit.fit_curve(compute, pass_rate, trials=prompts * samples)
+
+  def noise(fitted):
+    return np.exp(np.median(fitted._draws.log_noise)) * np.sqrt(
+      fitted._noise.mean()
+    )
+
+  expected = np.sqrt(0.97 * 0.03 / (prompts * samples))
+  assert noise(counted) == pytest.approx(expected, rel=0.25)
+  assert noise(trials) > 1.3 * noise(counted)
+
+
+def test_no_misfit_is_independent_noise_alone():
+  noise = np.random.default_rng(0).normal(scale=0.006, size=41)
+  pass_rate = _law(COMPUTE) + noise
+  exact = fit.fit_curve(COMPUTE, pass_rate, law="sigmoid", misfit=False)
+  cautious = fit.fit_curve(COMPUTE, pass_rate, law="sigmoid")
+  at = np.array([5e11, 2e12, 8e12])
+  _, low, high = exact.predict(at, kind="mean")
+  law = np.quantile(
+    np.array(
+      [
+        _law(at, fit.Parameters(r, a, np.exp(b), np.exp(m) * COMPUTE[-1]))
+        for r, a, b, m in zip(*exact._draws[:4], strict=True)
+      ]
+    ),
+    [0.05, 0.95],
+    axis=0,
+  )
+  np.testing.assert_allclose([low, high], law, atol=2e-4)
+  _, low_cautious, high_cautious = cautious.predict(at, kind="mean")
+  assert (high - low < high_cautious - low_cautious).all()
+
+
+def test_auto_lies_between_the_laws_that_it_averages():
+  noise = np.random.default_rng(0).normal(scale=0.006, size=41)
+  pass_rate = _law(COMPUTE) + noise
+  half = {"compute": COMPUTE[:21], "pass_rate": pass_rate[:21]}
+  means = [
+    float(fit.fit_curve(**half, law=law).predict(4.2e12)[0])
+    for law in fit.AVERAGED
+  ]
+  averaged = fit.fit_curve(**half)
+  mean = float(averaged.predict(4.2e12)[0])
+  assert min(means) <= mean <= max(means)
+  expected = sum(
+    w * m for w, m in zip(averaged.weights.values(), means, strict=True)
+  )
+  assert mean == pytest.approx(expected, abs=2e-3)

@@ -101,3 +101,21 @@ def test_forecast_is_of_the_mean_of_three_evaluations():
   expected = fitted.predict(5e12, 0.8, evaluations=3)
   assert (found.mean, found.low, found.high) == tuple(map(float, expected))
   assert found.compute == 5e12
+
+
+def test_split_is_what_first_part_fits():
+  curve = _laptop("n_cispo_s0")
+  order = np.random.default_rng(0).permutation(len(curve.compute))
+  trials = np.arange(1.0, len(order) + 1)
+  part = forecast.split(
+    curve.compute[order], curve.pass_rate[order], 1 / 3, trials=trials[order]
+  )
+  seen = curve.compute <= curve.compute[-1] / 3
+  np.testing.assert_array_equal(part.compute, curve.compute[seen])
+  np.testing.assert_array_equal(part.pass_rate, curve.pass_rate[seen])
+  np.testing.assert_array_equal(part.trials, trials[seen])
+  assert part.end == pytest.approx(np.mean(curve.compute[-3:]))
+  assert part.measured == pytest.approx(np.mean(curve.pass_rate[-3:]))
+  again = forecast.first_part(curve.compute, curve.pass_rate, 1 / 3)
+  assert again.measured == part.measured
+  np.testing.assert_array_equal(again.fit.compute, part.compute[1:])

@@ -82,3 +82,77 @@ def test_many_points_are_averaged_with_their_neighbours():
 )
 def test_enough(compute, enough):
   assert points.enough(np.array(compute, float)) == enough
+
+
+def test_initial_sd_is_the_prior_that_is_asked_for():
+  about_first = points.choose(COMPUTE[1:], PASS_RATE[1:], initial_sd=0.01)
+  assert about_first.initial.prior == PASS_RATE[1]
+  assert about_first.initial.prior_sd == 0.01
+  assert about_first.initial_weight is None
+  about = points.choose(
+    COMPUTE[1:], PASS_RATE[1:], initial=0.07, initial_sd=0.1
+  )
+  assert about.initial[:2] == (0.07, 0.1)
+  assert about.initial_weight is None
+  # A measurement counts beside a prior that is given, and without it alone.
+  both = points.choose(COMPUTE, PASS_RATE, initial=0.07, initial_sd=0.1)
+  assert both.initial == (0.07, 0.1, PASS_RATE[0], 1.0)
+  alone = points.choose(COMPUTE, PASS_RATE, initial_sd=0.1)
+  assert alone.initial == points.choose(COMPUTE, PASS_RATE).initial
+
+
+def _counts(prompts=5, samples=8, seed=0):
+  """Correct of each evaluation and prompt, and their pass rates."""
+  rng = np.random.default_rng(seed)
+  chance = np.clip(PASS_RATE[:, None] + rng.normal(0, 0.3, prompts), 0.05, 0.95)
+  correct = rng.binomial(samples, chance)
+  return correct, correct.mean(1) / samples
+
+
+def test_counts_give_the_noise_within_prompts():
+  correct, pass_rate = _counts()
+  chosen = points.choose(COMPUTE, pass_rate, counts=(correct, 8))
+  for i, row in enumerate(correct[1:]):
+    p = row / 8
+    expected = sum(v * (1 - v) / 7 for v in p) / 5**2
+    assert chosen.noise[i] == pytest.approx(expected)
+  binomial = points.choose(COMPUTE, pass_rate, 40)
+  # How prompts differ is no noise: less than the binomial of the mean.
+  assert chosen.noise.mean() < binomial.noise.mean()
+  assert chosen.noise_prior != binomial.noise_prior
+
+
+def test_counts_of_all_or_nothing_leave_some_noise():
+  correct = np.repeat([0, 8], 6)[:, None] * np.ones(5)
+  pass_rate = correct.mean(1) / 8
+  chosen = points.choose(COMPUTE, pass_rate, counts=(correct, 8))
+  assert (chosen.noise > 0).all()
+
+
+def test_counts_follow_the_order_of_compute():
+  correct, pass_rate = _counts()
+  order = np.random.default_rng(1).permutation(12)
+  one = points.choose(COMPUTE, pass_rate, counts=(correct, np.full((12, 5), 8)))
+  other = points.choose(
+    COMPUTE[order], pass_rate[order], counts=(correct[order], 8)
+  )
+  np.testing.assert_array_equal(one.noise, other.noise)
+
+
+@pytest.mark.parametrize(
+  ("change", "rule"),
+  [
+    ({"counts": (np.ones((11, 5)), 8)}, "a row for each evaluation"),
+    ({"counts": (np.ones(12), 8)}, "a row for each evaluation"),
+    ({"counts": (np.ones((12, 5)), np.ones(3))}, "correct and samples"),
+    ({"counts": (np.ones((12, 5)), 1)}, "2 or more samples"),
+    ({"counts": (np.full((12, 5), 9), 8)}, "2 or more samples"),
+    ({"counts": (np.ones((12, 5)), 8)}, "mean over prompts"),
+    ({"counts": (np.ones((12, 5)), 8), "trials": 40}, "both given"),
+    ({"initial_sd": 0.0}, "initial_sd must be"),
+    ({"initial_sd": 1.5}, "initial_sd must be"),
+  ],
+)
+def test_refuses_in_one_sentence(change, rule):
+  with pytest.raises(ValueError, match=rule):
+    points.choose(COMPUTE, PASS_RATE, change.pop("trials", None), **change)
