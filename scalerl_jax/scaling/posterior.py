@@ -19,10 +19,11 @@ from scipy import special
 from scalerl_jax.scaling import laws
 
 # The weak priors, all but A's fixed in advance: (centre, sd) of a normal.
-# ln C_mid is measured from the last point. R_0 has its own prior, `Initial`. Noise is in
-# pass rate; when the number of samples is known it is relative to their
-# binomial noise, which is an upper bound on a fixed set of prompts, so that the
-# ratio may be below 1; with counts for each prompt the noise is all but known.
+# ln C_mid is measured from the last point. R_0 has its own prior, `Initial`.
+# Noise is in pass rate; when the number of samples is known it is relative to
+# their binomial noise, which is an upper bound on a fixed set of prompts, so
+# that the ratio may be below 1; with counts for each prompt the noise is all
+# but known.
 # Forecasts of real curves hardly depend on misfit and its length (in ln C):
 # halving or doubling either moved the mean error of half-run forecasts of 16
 # real curves by at most 0.001, and their coverage by one curve.
