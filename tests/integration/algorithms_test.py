@@ -105,13 +105,34 @@ def test_refilling_ends_when_every_group_is_constant(k):
   assert told + pipeline.totals.discarded_tokens == generated
 
 
-def test_a_refilling_run_resumes_with_its_count(tmp_path):
-  config = vary(TINY, loss={"zero_variance": "refill", "refill_limit": 1})
-  whole = _train(tmp_path / "whole", config)
-  _train(tmp_path / "run", config, wrap_transport=send(signal.SIGTERM, at=3))
-  again = _train(tmp_path / "run", config)
-  assert again.resumed == 3
-  assert metrics(again.workdir) == metrics(whole.workdir)
+def test_a_refilling_run_resumes_with_its_count():
+  def pipeline():
+    return parts.make_pipeline(
+      k=2,
+      steps=6,
+      task=parts.tiny_task(lambda *_, **__: True),
+      refill_limit=4,
+    )
+
+  whole = pipeline()
+  parts.finish(whole)
+  counts = []  # at which the run was stopped
+  for step in range(1, 6):
+    first = pipeline()
+    parts.finish(
+      first, should_stop=lambda run=first, at=step: run.ledger.version >= at
+    )
+    state = parts.on_host(first.state_dict())
+    counts.append(int(state["counters"]["replaced"]))
+    rest = pipeline()
+    on_device = {
+      "learner": parts.like(state["learner"], rest.learner.state),
+      "slots": parts.like(state["slots"], rest.sampler.state),
+    }
+    rest.load_state_dict({**state, **on_device})
+    parts.finish(rest)
+    assert parts.counts(rest.totals) == parts.counts(whole.totals)
+  assert max(counts) > 0  # at some of them part of the limit was used up
 
 
 # No-Positive-Resampling.
