@@ -12,13 +12,10 @@ from scalerl_jax.scaling import integration, laws
 from scalerl_jax.scaling import posterior as posterior_lib
 
 
-def law(
+def _law(
   draws: posterior_lib.Posterior, log_compute: Float64[np.ndarray, "K"]
 ) -> Float64[np.ndarray, "K M"]:
-  """The law of each draw: R_0 + (A − R_0) · gain(B · (ln C − ln C_mid)).
-
-  ln C is measured from the last fitted point; −∞ (compute 0) gives R_0.
-  """
+  """The law of each draw, without its drift."""
   exponent = np.exp(draws.log_exponent)
   z = exponent * (log_compute[:, None] - draws.log_midpoint)
   share = np.empty_like(z)
@@ -28,6 +25,22 @@ def law(
       laws.NAMES[index], z[:, of], draws.log_tail[of], xp=np
     )
   return draws.initial + (draws.asymptote - draws.initial) * share
+
+
+def law(
+  draws: posterior_lib.Posterior, log_compute: Float64[np.ndarray, "K"]
+) -> Float64[np.ndarray, "K M"]:
+  """The law of each draw: R_0 + (A − R_0) · gain(B · (ln C − ln C_mid)).
+
+  ln C is measured from the last fitted point; −∞ (compute 0) gives R_0. What
+  the law gains beyond that point is multiplied by 1 + drift.
+  """
+  curve = _law(draws, log_compute)
+  beyond = log_compute > 0
+  if beyond.any() and draws.drift.any():
+    gain = curve[beyond] - _law(draws, np.zeros(1))
+    curve[beyond] += draws.drift * gain
+  return curve
 
 
 def smoothed_misfit(

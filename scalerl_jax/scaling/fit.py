@@ -173,9 +173,9 @@ def fit_curve(
       which the size of its noise is expected; None when unknown.
     law: a name in `laws.LAWS`, or "auto" for the average of the laws of
       `AVERAGED`.
-    siblings: fits of finished runs of the same task, which lend a prior of A,
-      ln B and, where the axis is shared, ln C_mid; the run may escape it.
-      `identified` is about the points alone.
+    siblings: fits of finished runs of the same task, which lend a prior of A
+      and ln B and, where the axis of compute is shared, of the value at their
+      end; the run may escape it. `identified` is about the points alone.
     seed: shifts the quasi-random points of the integration: two seeds differ
       by its error.
     initial_sd: sd of R_0's prior about `initial`, or else about the first
@@ -233,10 +233,10 @@ def fit_curve(
           name, chosen.noise_prior, misfit=misfit, weight=weight
         ),
         siblings,
-        float(chosen.compute[-1]),
       )
     ]
-    solved, found = _integrated(curve, priors, seed)
+    value = siblings_lib.expected_value(siblings) if siblings else None
+    solved, found = _integrated(curve, priors, value, seed)
   again = None
   if initial is None and not curve.at_zero:
     again = functools.partial(
@@ -264,7 +264,7 @@ class _Integrated(NamedTuple):
   profile: tuple[float, float]
 
 
-def _integrated(curve: _Curve, priors, seed: int):
+def _integrated(curve: _Curve, priors, value, seed: int):
   """Least squares, and the posterior under all priors."""
   solved = curve.solve(1.0 / curve.inflation, curve.zero_weight)
   solution = solved[0]
@@ -287,12 +287,21 @@ def _integrated(curve: _Curve, priors, seed: int):
     )
     for prior in priors
   ]
-  draws, weight = integration.mixed(parts, priors)
   own = [k for k, prior in enumerate(priors) if not prior.lent]
   by_points, _ = integration.mixed(
     [parts[k] for k in own], [priors[k] for k in own]
   )
   profile = intervals.profile_asymptote(evidence, known, by_points, 0.9)
+  if value is not None:
+    chosen = curve.chosen
+    place = np.log(chosen.compute) - np.log(chosen.compute[-1])
+    wanted = float(np.log(value.compute) - np.log(chosen.compute[-1]))
+    for k in own:
+      at = siblings_lib.curve_at(
+        parts[k], place, chosen.pass_rate, curve.noise, wanted
+      )
+      parts[k] = siblings_lib.borrowed(parts[k], at, value)
+  draws, weight = integration.mixed(parts, priors)
   weights: dict[str, float] = {}
   for share, prior in zip(weight, priors, strict=True):
     weights[prior.law] = weights.get(prior.law, 0.0) + float(share)

@@ -116,6 +116,7 @@ def _sampled(count, initial, pairs, exponent, loss, curvature):
     log_misfit=flat + posterior_lib.NO_MISFIT,
     log_length=flat,
     log_tail=flat,
+    drift=flat,
     law=np.full(size, laws.NAMES.index("sigmoid")),
     effective=float(size),
     log_evidence=0.0,

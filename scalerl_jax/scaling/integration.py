@@ -70,6 +70,13 @@ class _Proposal(NamedTuple):
     return constant - tail - np.log(np.diag(self.scale)).sum()
 
 
+@functools.lru_cache(maxsize=16)
+def _drift(seed: int) -> np.ndarray:
+  """Draws of the drift; a sequence of its own, like no other that is used."""
+  u = uniforms(DRAWS, 4, seed + 1)[:, 3]
+  return posterior_lib.DRIFT * special.ndtri(u)
+
+
 def _draw_asymptote(mean, sd, u):
   """A of a normal truncated to [0, 1], by its inverse distribution."""
   high, low, mirrored = posterior_lib.edges(mean, sd)
@@ -217,6 +224,8 @@ def sample_posterior(
     log_misfit=log_misfit,
     log_length=log_length,
     log_tail=log_tail,
+    # A law that holds exactly has neither misfit nor drift.
+    drift=_drift(seed) if free[3] else np.zeros(DRAWS),
     law=np.full(DRAWS, laws.NAMES.index(prior.law)),
     effective=float(effective),
     # The densities were weighted by numbers of samples: no division by them.
@@ -258,10 +267,7 @@ def mixed(
   ends = np.round(DRAWS * np.cumsum(weight)).astype(int)
   counts = np.diff(ends, prepend=0)
   picks = [np.linspace(0, DRAWS - 1, n).round().astype(int) for n in counts]
-  rows = [
-    [column[i] for column in p[:9]]
-    for p, i in zip(posteriors, picks, strict=True)
-  ]
+  rows = [p.rows(i) for p, i in zip(posteriors, picks, strict=True)]
   columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
   effective = 1.0 / sum(
     w * w / p.effective for w, p in zip(weight, posteriors, strict=True)

@@ -18,6 +18,7 @@ def draws():
     *rng.normal(np.log(0.02), 0.3, (1, M)),
     *rng.normal(np.log(0.7), 0.3, (1, M)),
     log_tail=np.array([0.0, 0.4, -0.5]),
+    drift=np.array([0.0, 0.2, -0.1]),
     law=np.array([laws.NAMES.index(n) for n in ("sigmoid", "burr", "dagum")]),
     effective=3.0,
     log_evidence=0.0,
@@ -38,6 +39,8 @@ def test_law_equals_the_formula(draws):
         (1.0 + (2.0 ** (1.0 / tail) - 1.0) * odds) ** -tail,
       )[m]
     expected = draws.initial[m] * (1 - share) + draws.asymptote[m] * share
+    # Beyond the data, at place 0, what is gained is drift more.
+    expected[3] += (0.0, 0.2, -0.1)[m] * (expected[3] - expected[2])
     np.testing.assert_allclose(found[:, m], expected, rtol=1e-12)
 
 

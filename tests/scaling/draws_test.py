@@ -52,6 +52,9 @@ def test_law_is_the_draws_without_misfit_and_noise(fitted):
   z = np.exp(d.log_exponent) * (np.log(at[:, None] / 40.0) - d.log_midpoint)
   of_sigmoid = d.law == 0
   expected = d.initial + (d.asymptote - d.initial) / (1 + np.exp(-z))
+  z = -np.exp(d.log_exponent) * d.log_midpoint
+  last = d.initial + (d.asymptote - d.initial) / (1 + np.exp(-z))
+  expected[1] += d.drift * (expected[1] - last)  # beyond the data, at 40
   np.testing.assert_allclose(law[:, of_sigmoid], expected[:, of_sigmoid])
   assert (variance >= 0).all()
   assert np.abs(misfit[1]).mean() < np.abs(law[1]).mean()

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from scalerl_jax.scaling import fit, posterior, siblings
 
@@ -73,31 +74,71 @@ def test_another_unit_of_compute_still_lends_the_asymptote(finished):
 
 def test_priors_are_a_mixture_that_keeps_the_weak_prior(finished):
   weak = posterior.weak_prior("sigmoid")
-  priors = siblings.sibling_priors(weak, finished, 30.0)
-  assert sum(p.weight for p in priors) == pytest.approx(1.0)
-  assert [p.lent for p in priors] == [True, True, False]
-  np.testing.assert_array_equal(priors[2].phi, weak.phi)
-  np.testing.assert_array_equal(priors[1].phi[1], weak.phi[1])
-  ((_, centre, sd),) = priors[0].asymptote
+  own, lent = siblings.sibling_priors(weak, finished)
+  assert own.weight + lent.weight == pytest.approx(1.0)
+  assert not own.lent
+  assert lent.lent
+  np.testing.assert_array_equal(own.phi, weak.phi)
+  np.testing.assert_array_equal(lent.phi[1], weak.phi[1])
+  ((_, centre, sd),) = lent.asymptote
   assert centre == pytest.approx(0.803, abs=0.02)
   # Three runs .79 to .82 apart, drawn towards .04, and a new run's share.
   assert 0.02 < sd < 0.06
-  assert np.exp(priors[0].phi[1, 0]) * 30.0 == pytest.approx(9.0, abs=0.6)
-  half = siblings.sibling_priors(weak._replace(weight=0.5), finished, 30.0)
+  half = siblings.sibling_priors(weak._replace(weight=0.5), finished)
   assert sum(p.weight for p in half) == pytest.approx(0.5)
 
 
 def test_more_siblings_that_agree_lend_a_narrower_prior():
   values, errors = np.array([0.80, 0.81]), np.array([0.01, 0.01])
-  _, two = siblings._borrowed(values, errors, 0)
-  _, eight = siblings._borrowed(np.tile(values, 4), np.tile(errors, 4), 0)
-  _, apart = siblings._borrowed(values + np.array([0.0, 0.2]), errors, 0)
+  _, two = siblings._learnt(values, errors, 0)
+  _, eight = siblings._learnt(np.tile(values, 4), np.tile(errors, 4), 0)
+  _, apart = siblings._learnt(values + np.array([0.0, 0.2]), errors, 0)
   assert 0.01 < eight < two < apart
 
 
-def test_unidentified_siblings_tell_nothing():
+def test_unidentified_siblings_tell_nothing_of_the_asymptote():
   unfinished = fit.fit_curve(COMPUTE[:8], _run(0)[:8])
   assert not unfinished.identified
   weak = posterior.weak_prior("sigmoid")
-  assert siblings.sibling_priors(weak, [unfinished], 30.0) == [weak]
-  assert siblings.sibling_priors(weak, [], 30.0) == [weak]
+  assert siblings.sibling_priors(weak, [unfinished]) == [weak]
+  assert siblings.sibling_priors(weak, []) == [weak]
+
+
+def test_the_expected_value_is_the_siblings_own_at_their_median_end(finished):
+  value = siblings.expected_value(finished)
+  assert value.compute == 30.0
+  ends = [float(f.predict(30.0, kind="mean")[0]) for f in finished]
+  assert value.centre == np.median(ends)
+  assert value.degrees == 5.0
+  # Spread .01 to .02 drawn towards .03, and a new run's share.
+  assert 0.015 < value.scale < 0.04
+  at = np.linspace(0.5, 0.9, 7)
+  expected = stats.t.pdf((at - value.centre) / value.scale, 5) / value.scale
+  np.testing.assert_allclose(value.density(at), expected, rtol=1e-12)
+
+
+def test_a_collapsed_sibling_does_not_move_the_expected_value(finished):
+  fell = _run(3)
+  fell[15:] = np.linspace(fell[15], 0.3, 16)
+  collapsed = fit.fit_curve(COMPUTE, fell)
+  value = siblings.expected_value(finished)
+  robust = siblings.expected_value([*finished, collapsed])
+  assert robust.centre == pytest.approx(value.centre, abs=0.02)
+  assert robust.scale < 1.5 * value.scale
+
+
+def test_borrowing_weights_draws_by_the_value(finished):
+  draws, value = finished[0]._draws, siblings.Value(30.0, 0.75, 0.02, 4.0)
+  curve = np.linspace(0.6, 0.9, len(draws.asymptote))
+  ranked = draws._replace(asymptote=curve)  # so that draws can be told apart
+  found = siblings.borrowed(ranked, curve, value)
+  own, lent = siblings.WEIGHTS[2], siblings.WEIGHTS[0]
+  weight = (lent * value.density(curve) + own) / (lent + own)
+  mean = float(weight @ curve / weight.sum())
+  assert found.asymptote.mean() == pytest.approx(mean, abs=1e-3)
+  gained = found.log_evidence - draws.log_evidence
+  assert gained == pytest.approx(np.log(weight.mean()))
+  assert found.effective < draws.effective
+  # A value that no draw has leaves everything as it was.
+  far = siblings.borrowed(ranked, curve, value._replace(centre=-50.0))
+  np.testing.assert_allclose(far.asymptote, curve, atol=1e-3)
