@@ -76,6 +76,10 @@ class RunConfig:
   steps: int = 400  # optimiser steps
   forecast_axis: str = "flops_full"  # compute axis of the forecast
   forecast_level: float = 0.9  # probability held by the forecast band
+  # Stops, with the state saved, where the rest of the run gains less than this
+  # pass rate with at least this probability; a gain of 0 never stops.
+  early_stop_gain: float = 0.0
+  early_stop_confidence: float = 0.95
 
   def __post_init__(self):
     _check_types("run", self)
@@ -86,6 +90,18 @@ class RunConfig:
       "run.forecast_level",
       "inside (0, 1)",
       self.forecast_level,
+    )
+    _check(
+      0.0 <= self.early_stop_gain < 1.0,
+      "run.early_stop_gain",
+      "in [0, 1), 0 to run to the end",
+      self.early_stop_gain,
+    )
+    _check(
+      0.5 <= self.early_stop_confidence < 1.0,
+      "run.early_stop_confidence",
+      "in [0.5, 1)",
+      self.early_stop_confidence,
     )
 
 

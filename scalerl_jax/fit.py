@@ -26,6 +26,7 @@ from scalerl_jax.scaling import (
   forecast,
   interactive,
   report,
+  verdict,
 )
 
 
@@ -106,6 +107,8 @@ def _record(one: _Fit, level: float) -> dict:
     "params": fitted.params._asdict(),
     "intervals": {str(p): fitted.intervals(p) for p in (0.5, level)},
     "asymptote_profile_90": fitted.asymptote_profile,
+    "decided_at": fitted.decided_at,
+    "outliers": fitted.outliers,
     "least_squares": fitted.least_squares._asdict(),
     "residual": fitted.residual,
     "level": level,
@@ -212,15 +215,18 @@ def _comparison(
 def _print(one: _Fit, several: bool, level: float) -> None:
   """One curve's answer."""
   curve, fitted, forecasts = one
-  print(report.asymptote_line(fitted, level))
+  print(verdict.asymptote_line(fitted, level))
   if several:
     print(f"  curve {curve.name}")
   for note in curve.notes:
     print(f"  {note}")
   head = f"{100 * level:g} % interval"
   print(f"{'parameter':<12}{'value':>12}{head:>28}")
-  for name, value, low, high in report.parameter_rows(fitted, level):
+  for name, value, low, high in verdict.parameter_rows(fitted, level):
     print(f"{name:<12}{value:>12.5g}{low:>14.5g} to {high:<10.5g}")
+  last = max([float(fitted.compute[-1]), *(f.compute for f in forecasts)])
+  for remark in verdict.remarks(fitted, last, level):
+    print(f"  {remark}")
   for f in forecasts:
     print(
       f"forecast at {f.compute:g}: {f.mean:.3f} [{f.low:.3f}, {f.high:.3f}]"
@@ -240,6 +246,10 @@ def run(flags: argparse.Namespace) -> None:
   paths = _paths(flags.curve)
   computes = _forecast_computes(flags.forecast_at)
   level, budget = flags.level, flags.budget
+  if flags.initial_sd is not None and not 0.0 < flags.initial_sd <= 1.0:
+    raise ValueError(
+      f"--initial_sd must be in (0, 1], got {flags.initial_sd!r}."
+    )
   if not 0.0 < level < 1.0:
     raise ValueError(f"--level must be in (0, 1), got {level!r}.")
   if budget is not None and not 0.0 < budget < math.inf:
@@ -260,7 +270,8 @@ def run(flags: argparse.Namespace) -> None:
         initial=flags.initial,
         min_compute=flags.min_compute,
         max_compute=flags.max_compute,
-        trials=curve.trials,
+        initial_sd=flags.initial_sd,
+        **curve.behind(),
       )
     except ValueError as error:
       raise ValueError(f"{curve.name}: {error}") from None

@@ -40,6 +40,8 @@ OUTSIDE = [
   ("run.seed", (-1, 2**64), {}, ""),
   ("run.steps", (0, -3), {}, "above 0"),
   ("run.forecast_axis", ("", "flops", "STEP"), {}, "one of step, "),
+  ("run.early_stop_gain", (-0.1, 1.0, NAN), {}, "in [0, 1), 0 to run"),
+  ("run.early_stop_confidence", (0.4, 1.0, NAN), {}, "in [0.5, 1)"),
   ("run.forecast_level", (0.0, 1.0, 1.5, -0.1, NAN), {}, "inside (0, 1)"),
   (
     "task.name",
@@ -332,6 +334,8 @@ def _another(section, field):
     "optimizer.beta1": 0.8,
     "optimizer.beta2": 0.9,
     "run.forecast_level": 0.8,
+    "run.early_stop_gain": 0.02,
+    "run.early_stop_confidence": 0.9,
   }
   if isinstance(default, bool):
     value = not default

@@ -18,7 +18,10 @@ from scalerl_jax.run.accounting import Compute, check_share
 from scalerl_jax.run.evaluate import Evaluation, Evaluator
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.progress import Progress, run_fields
-from scalerl_jax.scaling.forecast import Forecast, forecast_end
+from scalerl_jax.scaling import points
+from scalerl_jax.scaling.decisions import EarlyStop, early_stop
+from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.forecast import Forecast, forecast_from
 
 SHOWN_SAMPLES = 8  # held-out prompts whose completions are kept
 CUT_STEPS = 3  # steps of mostly truncated completions before a warning
@@ -64,6 +67,7 @@ class Recorder:
     self._started = time.perf_counter()
     self._seconds_before = seconds_before
     self._forecast: Forecast | None = None
+    self.early_stop: EarlyStop | None = None  # as of the last evaluation
     curve = writer.curve(next(iter(task.heldout)))
     rates = curve.get("pass_rate", np.zeros((0,)))
     self._pass_rate = float(rates[-1]) if rates.size else None
@@ -178,21 +182,31 @@ class Recorder:
     timed = self.config.run.forecast_axis.endswith("_seconds")
     prefix = "time/forecast" if timed else "forecast"
     names = ("mean", "low", "high")
-    return {f"{prefix}/{n}": getattr(self._forecast, n) for n in names}
+    fields = {f"{prefix}/{n}": getattr(self._forecast, n) for n in names}
+    if self.early_stop is not None:
+      fields[f"{prefix}/stop_probability"] = self.early_stop.probability
+    return fields
 
   def _forecast_end(self, name: str, step: int) -> Forecast | None:
     """The run's end as seen from here: its compute scaled by the steps left."""
     if not step:
       return None
     curve = self.writer.curve(name)
-    compute = np.asarray(curve[self.config.run.forecast_axis], np.float64)
-    return forecast_end(
+    run = self.config.run
+    compute = np.asarray(curve[run.forecast_axis], np.float64)
+    if not points.enough(compute):
+      return None
+    fit = fit_curve(
       compute,
       curve["pass_rate"],
-      float(compute[-1]) * self.config.run.steps / step,
-      self.config.run.forecast_level,
       trials=curve["prompts"] * curve["samples_per_prompt"],
     )
+    end = float(compute[-1]) * run.steps / step
+    if run.early_stop_gain and step < run.steps:
+      self.early_stop = early_stop(
+        fit, end, run.early_stop_gain, run.early_stop_confidence
+      )
+    return forecast_from(fit, end, run.forecast_level)
 
   def _keep_samples(self, step: int, found: Evaluation) -> None:
     """The same held-out prompts before and after, for the report."""

@@ -258,6 +258,16 @@ class Run:
     self.recorder.on_step(event)
     if self._saves_at(event.step):
       self._save()
+    found = self.recorder.early_stop
+    if found is not None and found.stop and not self._stop:
+      self._stop = True
+      self.recorder.progress.say(
+        f"early stop at step {event.step}: with probability"
+        f" {found.probability:.3f} the rest of the run gains less than"
+        f" {self.config.run.early_stop_gain:g} (expected"
+        f" {found.gain.mean:+.4f}); set run.early_stop_gain to 0 in a new"
+        " workdir to run to the end"
+      )
 
   def _saves_at(self, step: int) -> bool:
     every, last = self.config.checkpoint.every, self.config.run.steps

@@ -60,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
     help="which curves of a file with several, by name; all otherwise",
   )
   for name, default, told in (
-    ("initial", None, "R_0, the pass rate at compute 0, when known exactly"),
+    ("initial", None, "R_0, the pass rate at compute 0, when known"),
+    ("initial_sd", None, "sd of R_0's prior; exact with --initial otherwise"),
     ("min_compute", 0.0, "points below it are left out, except at compute 0"),
     ("max_compute", None, "points above it are left out"),
     ("budget", None, "compute at which runs are compared; else the largest"),

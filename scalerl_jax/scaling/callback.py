@@ -12,7 +12,7 @@ import numpy as np
 
 from scalerl_jax.scaling import fit as fit_lib
 from scalerl_jax.scaling import forecast as forecast_lib
-from scalerl_jax.scaling import points, report
+from scalerl_jax.scaling import points, verdict
 
 _COMPUTE, _RATE = "forecast/compute", "forecast/pass_rate"
 
@@ -199,7 +199,7 @@ class ForecastCallback:
 
   def _forecast(self, x, y, state) -> dict[str, float]:
     fit = fit_lib.fit_curve(x, y, trials=self._trials)
-    known = report.asymptote_line(fit, self._level)
+    known = verdict.asymptote_line(fit, self._level)
     low, high = fit.intervals(self._level)["asymptote"]
     record = {
       "forecast/asymptote": fit.params.asymptote,

@@ -8,7 +8,7 @@ column is what: `columns.py`; what a file may be: `tables.py` and `logs.py`.
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -32,6 +32,16 @@ class Curve(NamedTuple):
   name: str = ""  # Of the run (and held-out set), to tell curves apart.
   task: str = ""  # Held-out set, where the file tells: only equal ones compare.
   recipe: str | None = None  # `name` without its seed, where one is told.
+  # Correct and samples of each evaluation and prompt, where both are known.
+  counts: (
+    tuple[Float64[np.ndarray, "N P"], Float64[np.ndarray, "N P"]] | None
+  ) = None
+
+  def behind(self) -> dict[str, Any]:
+    """What is known of the noise, as keywords of `fit_curve`."""
+    if self.counts is not None:
+      return {"counts": self.counts}
+    return {"trials": self.trials}
 
 
 def read_curves(
@@ -251,6 +261,18 @@ def _trials(table, rows) -> np.ndarray | None:
   return known if (np.isfinite(known) & (known >= 1)).all() else None
 
 
+def _counts(rows):
+  """Of each evaluation and prompt: correct, and samples of 2 or more."""
+  known = [row.counts for row in rows]
+  if any(c is None for c in known) or len({c[0].shape for c in known}) != 1:
+    return None
+  correct, samples = (
+    np.stack([c[k] for c in known]).astype(float) for k in (0, 1)
+  )
+  good = (samples >= 2) & (correct >= 0) & (correct <= samples)
+  return (correct, samples) if good.all() else None
+
+
 def _curve(table, one, x_column, comma, scale, notes) -> Curve:
   where = f"{table.name}, {one.label}" if one.label else table.name
   x = series_lib.numbers(table, one, x_column, comma)
@@ -287,7 +309,10 @@ def _curve(table, one, x_column, comma, scale, notes) -> Curve:
     told.append(
       f"{_rows((x == 0).sum())} at compute 0, kept as a measurement of R_0"
     )
-  trials = _trials(table, rows)
+  trials, counts = _trials(table, rows), _counts(rows)
+  if counts is not None:
+    counts = counts[0][order], counts[1][order]
+    told.append("noise from the counts of each prompt (evaluations.npz)")
   return Curve(
     table.name,
     x,
@@ -299,4 +324,5 @@ def _curve(table, one, x_column, comma, scale, notes) -> Curve:
     one.label,
     one.task,
     one.recipe,
+    counts,
   )

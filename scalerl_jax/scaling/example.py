@@ -38,11 +38,11 @@ def fig1_dense() -> Example:
 
   Example:
     >>> import numpy as np
-    >>> from scalerl_jax.scaling import report
+    >>> from scalerl_jax.scaling import verdict
     >>> from scalerl_jax.scaling.fit import fit_curve
     >>> run = fig1_dense()
     >>> fit = fit_curve(run.compute, run.pass_rate)
-    >>> print(report.asymptote_line(fit))
+    >>> print(verdict.asymptote_line(fit))
     asymptote: 0.64 [0.62, 0.7]
 
     The later evaluations, which the fit has not seen: how far off the forecast

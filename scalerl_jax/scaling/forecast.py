@@ -115,35 +115,6 @@ def forecast_from(
   )
 
 
-def forecast_end(
-  compute: npt.ArrayLike,
-  pass_rate: npt.ArrayLike,
-  end: float,
-  level: float = 0.9,
-  *,
-  trials: npt.ArrayLike | None = None,
-) -> Forecast | None:
-  """The forecast of a run's end, made at any evaluation.
-
-  Args:
-    compute: of the evaluations so far, compute 0 included.
-    pass_rate: of the evaluations so far, in [0, 1].
-    end: compute at the end of the run, in the same unit.
-    level: probability inside the band, in (0, 1).
-    trials: samples behind each evaluation, or None.
-
-  Returns:
-    The forecast of the mean of the run's last 3 evaluations, or None while
-    there are too few evaluations for a fit.
-  """
-  x = np.asarray(compute, np.float64)
-  if not points.enough(x):
-    return None
-  return forecast_from(
-    fit_lib.fit_curve(x, pass_rate, trials=trials), end, level
-  )
-
-
 def first_part(
   compute: npt.ArrayLike,
   pass_rate: npt.ArrayLike,

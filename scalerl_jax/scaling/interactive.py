@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scalerl_jax.scaling import fit as fit_lib
-from scalerl_jax.scaling import report
+from scalerl_jax.scaling import report, verdict
 from scalerl_jax.scaling.report import ShownCurve
 
 _GRID = 160  # points of a drawn line
@@ -131,7 +131,7 @@ def verdicts_fragment(
   lines = []
   for curve in shown:
     name = f"{curve.name}: " if len(shown) > 1 else ""
-    line = html.escape(name + report.asymptote_line(curve.fit, level))
+    line = html.escape(name + verdict.asymptote_line(curve.fit, level))
     lines.append(f'<p class="verdict">{line}</p>')
   return "".join(lines)
 
@@ -153,7 +153,7 @@ def parameters_fragment(
       str(len(curve.fit.compute)),
       *(
         f"{value:.4g}\n{low:.4g} to {high:.4g}"
-        for _, value, low, high in report.parameter_rows(curve.fit, level)
+        for _, value, low, high in verdict.parameter_rows(curve.fit, level)
       ),
     )
     for curve in shown

@@ -101,16 +101,18 @@ def _with_samples(folder: pathlib.Path, table: tables.Table) -> tables.Table:
   file = folder / EVALUATIONS
   if not file.exists():
     return table
-  samples: dict[tuple[str, float], float] = {}
+  found: dict[tuple[str, float], tuple[np.ndarray, np.ndarray]] = {}
   try:
     with np.load(file, allow_pickle=False) as arrays:
       for key in arrays:
         task, _, field = key.rpartition("/")
         if field == "step":
-          counts = arrays[f"{task}/samples"].reshape(len(arrays[key]), -1)
-          totals = counts.sum(1, dtype=np.float64)
-          for step, total in zip(arrays[key], totals, strict=True):
-            samples[task, float(step)] = float(total)
+          correct, samples = (
+            arrays[f"{task}/{name}"].reshape(len(arrays[key]), -1)
+            for name in ("correct", "samples")
+          )
+          for row, step in enumerate(arrays[key]):
+            found[task, float(step)] = correct[row], samples[row]
   except Exception as error:  # A file that is broken breaks in many ways.
     raise tables.CurveError(
       f"{file}: cannot be read ({type(error).__name__}); mend it, or move it "
@@ -120,8 +122,11 @@ def _with_samples(folder: pathlib.Path, table: tables.Table) -> tables.Table:
   for row in table.rows:
     step = tables.number(row.cells.get("step"))
     task = str(row.cells.get("task"))
-    found = None if step is None else samples.get((task, step))
-    rows.append(row if found is None else row._replace(trials=found))
+    counts = None if step is None else found.get((task, step))
+    if counts is not None:
+      total = float(counts[1].sum(dtype=np.float64))
+      row = row._replace(trials=total, counts=counts)
+    rows.append(row)
   return table._replace(rows=tuple(rows))
 
 

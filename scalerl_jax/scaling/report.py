@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from scalerl_jax.scaling import fit as fit_lib
 from scalerl_jax.scaling import forecast as forecast_lib
+from scalerl_jax.scaling import verdict
 
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d1651f", "#5b6470"
 _MEANING = {
@@ -53,19 +54,6 @@ class ShownCurve(NamedTuple):
   backtest: forecast_lib.Backtest | None = None
   forecasts: tuple[forecast_lib.Forecast, ...] = ()
   unit: str = ""
-
-
-def asymptote_line(fit: fit_lib.CurveFit, level: float = 0.9) -> str:
-  """The first line of every answer: A with its interval, or why not.
-
-  Args:
-    fit: the fit.
-    level: probability inside the interval.
-  """
-  if not fit.identified:
-    return f"asymptote: unidentified ({'; '.join(fit.reasons)})"
-  low, high = fit.intervals(level)["asymptote"]
-  return f"asymptote: {fit.params.asymptote:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def shared_unit(shown: Sequence[ShownCurve]) -> str:
@@ -219,21 +207,6 @@ def plot_curve(
   plot_curves(path, [shown], title=title, level=level)
 
 
-def parameter_rows(
-  fit: fit_lib.CurveFit, level: float = 0.9
-) -> list[tuple[str, float, float, float]]:
-  """Name, value, low and high of each parameter of the law.
-
-  Args:
-    fit: the fit.
-    level: probability inside the interval.
-  """
-  bounds = fit.intervals(level)
-  return [
-    (name, value, *bounds[name]) for name, value in fit.params._asdict().items()
-  ]
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   """An HTML table that scrolls by itself on a narrow screen.
 
@@ -308,7 +281,7 @@ def parameters_fragment(
   """
   rows = [
     (name, _MEANING[name], f"{value:.4g}", f"{low:.4g} to {high:.4g}")
-    for name, value, low, high in parameter_rows(fit, level)
+    for name, value, low, high in verdict.parameter_rows(fit, level)
   ]
   of_unit = f" Compute in {unit}." if unit else ""
   note = (
@@ -316,7 +289,7 @@ def parameters_fragment(
     f"{fit.residual:.4f}; values are posterior medians.{of_unit}"
   )
   return (
-    f'<p class="verdict">{html.escape(asymptote_line(fit, level))}</p>'
+    f'<p class="verdict">{html.escape(verdict.asymptote_line(fit, level))}</p>'
     + table(("parameter", "meaning", "value", f"{level:.0%} interval"), rows)
     + f'<p class="note">{html.escape(note)}</p>'
   )

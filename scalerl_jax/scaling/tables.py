@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 _MISSING = {"", "-", "nan", "na", "n/a", "none", "null", "nil"}
 # Keys under which a log keeps its records, and those that only wrap them.
 _RECORDS = ("log_history", "history", "records", "rows", "data", "metrics")
@@ -31,6 +33,8 @@ class Row(NamedTuple):
   line: int
   cells: Mapping[str, object]
   trials: float = math.nan
+  # Correct completions and samples of each prompt, where they are known.
+  counts: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Table(NamedTuple):

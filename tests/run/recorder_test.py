@@ -315,3 +315,37 @@ def test_no_forecast_without_points(bench):
   one.step(2)
   assert not any("forecast/mean" in line for line in metrics(one.folder))
   assert "pass rate 0.500" in one.said.getvalue()
+
+
+def test_the_run_stops_early_where_little_is_left(bench):
+  config = vary(
+    TINY,
+    run={"steps": 40, "early_stop_gain": 0.1},
+    evaluation={"every": 1},
+  )
+  steps = np.arange(41)
+  rates = 0.2 + 0.6 / (1 + (3 / np.maximum(steps, 1e-9)) ** 2.0)
+  one = bench(rates, config)
+  one.recorder.evaluate(0)
+  for step in range(1, 41):
+    one.step(step)
+    found = one.recorder.early_stop
+    if found is not None and found.stop:
+      break
+  assert 6 < step < 40
+  assert rates[-1] - rates[step] < 0.1  # it was right
+  assert found.probability >= 0.95
+  lines = metrics(one.folder)
+  told = [line.get("forecast/stop_probability") for line in lines]
+  assert told[-1] == pytest.approx(found.probability)
+  # Before that the rest was worth going on for.
+  assert all(p is None or p < 0.95 for p in told[:-1])
+
+
+def test_without_a_gain_asked_for_nothing_stops(bench):
+  config = vary(TINY, run={"steps": 12}, evaluation={"every": 1})
+  one = bench(np.full(13, 0.5), config)
+  one.recorder.evaluate(0)
+  for step in range(1, 13):
+    one.step(step)
+  assert one.recorder.early_stop is None

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import fit, forecast, report
+from scalerl_jax.scaling import fit, forecast, verdict
 from scalerl_jax.scaling.callback import ForecastCallback
 
 # The events of transformers 5.24 that a trainer calls on every callback.
@@ -113,7 +113,7 @@ def test_forecast_is_that_of_the_points_so_far(capsys, merged):
   assert lines[-1] == (
     f"forecast: {pass_rate(42):.3f} at compute 4.2e+04; {told.mean:.3f}"
     f" [{told.low:.3f}, {told.high:.3f}] at 6e+04;"
-    f" {report.asymptote_line(fitted)}"
+    f" {verdict.asymptote_line(fitted)}"
   )
 
 
@@ -218,7 +218,7 @@ def test_without_an_end_the_asymptote_is_told(capsys):
   trainer.train()
   fitted, _ = expected()
   last = capsys.readouterr().out.splitlines()[-1]
-  assert last.endswith(f"give end=; {report.asymptote_line(fitted)}")
+  assert last.endswith(f"give end=; {verdict.asymptote_line(fitted)}")
   assert "forecast/mean" not in trainer.state.log_history[-1]
 
 

@@ -72,19 +72,13 @@ def test_forecast_of_a_run_sharpens():
   end = float(curve.compute[-1])
   widths = []
   for count in (3, 5, 14, 21, 41):
-    found = forecast.forecast_end(
-      curve.compute[:count], curve.pass_rate[:count], end
-    )
-    if count < points.FEWEST_POINTS:
-      assert found is None
-    else:
+    assert points.enough(curve.compute[:count]) == (count > 5)
+    if count > 5:
+      part = fit.fit_curve(curve.compute[:count], curve.pass_rate[:count])
+      found = forecast.forecast_from(part, end)
       widths.append(found.high - found.low)
       assert found.identified == (not found.reasons)
   assert widths[0] > widths[1] > widths[2]
-
-
-def test_forecast_of_few_different_computes_is_none():
-  assert forecast.forecast_end([0, 0, 1, 1, 2, 2], [0.1] * 6, 9.0) is None
 
 
 def test_parts_that_are_too_short_are_none():

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import fit, forecast, interactive, report
+from scalerl_jax.scaling import fit, forecast, interactive, report, verdict
 from tests.browser import Browser
 
 COMPUTE = np.linspace(0.0, 40.0, 41)
@@ -130,19 +130,19 @@ def test_page_loads_nothing_and_runs_one_script(page):
 def test_asymptote_line_comes_first(shown, page):
   text = page.read_text()
   lines = re.findall(r'<p class="verdict">(.*?)</p>', text)
-  assert lines[0] == f"plain: {report.asymptote_line(shown[0].fit)}"
+  assert lines[0] == f"plain: {verdict.asymptote_line(shown[0].fit)}"
   assert "asymptote: " in lines[1]
   order = [lines[0], lines[1], "<p>who wins</p>", "<table", "<section"]
   places = [text.index(part) for part in order]
   assert places == sorted(places)
   alone = interactive.verdicts_fragment(shown[:1])
-  assert f'<p class="verdict">{report.asymptote_line(shown[0].fit)}' in alone
+  assert f'<p class="verdict">{verdict.asymptote_line(shown[0].fit)}' in alone
 
 
 def test_table_holds_every_parameter_of_every_run(shown):
   rows = interactive.parameters_fragment(shown)
   for curve in shown:
-    for name, value, low, high in report.parameter_rows(curve.fit):
+    for name, value, low, high in verdict.parameter_rows(curve.fit):
       assert f"<th>{name}</th>" in rows
       assert f"<td>{value:.4g}\n{low:.4g} to {high:.4g}</td>" in rows
 

@@ -241,13 +241,21 @@ def test_our_workdirs_are_read_with_their_samples(tmp_path):
   (curve,) = _read(tmp_path)
   _assert_rows(curve, [(1e9 * x, y) for x, y in ROWS])
   np.testing.assert_array_equal(curve.trials, [28.0] * 9)
-  samples = np.arange(9 * 7).reshape(9, 7) + 1
+  samples = np.arange(9 * 7).reshape(9, 7) + 2
+  correct = samples // 2
   np.savez(
     tmp_path / logs.EVALUATIONS,
-    **{"chain/step": np.array([x for x, _ in ROWS]), "chain/samples": samples},
+    **{
+      "chain/step": np.array([x for x, _ in ROWS]),
+      "chain/correct": correct,
+      "chain/samples": samples,
+    },
   )
   (curve,) = _read(tmp_path)
   np.testing.assert_array_equal(curve.trials, samples.sum(1))
+  np.testing.assert_array_equal(curve.counts[0], correct)
+  np.testing.assert_array_equal(curve.counts[1], samples)
+  assert set(curve.behind()) == {"counts"}
   assert curve.name == tmp_path.name
 
 
@@ -257,13 +265,17 @@ def test_tasks_of_a_workdir_are_curves_with_their_own_samples(tmp_path):
     tmp_path / logs.EVALUATIONS,
     **{
       "sort/step": np.array([x for x, _ in ROWS]),
-      "sort/samples": np.full((9, 5), 2),
+      "sort/correct": np.zeros((9, 5)),
+      "sort/samples": np.full((9, 5), 1),
     },
   )
   chain, sort = _read(tmp_path)
   assert (chain.task, sort.task) == ("chain", "sort")
   np.testing.assert_array_equal(chain.trials, [28.0] * 9)
-  np.testing.assert_array_equal(sort.trials, [10.0] * 9)
+  np.testing.assert_array_equal(sort.trials, [5.0] * 9)
+  # One sample of a prompt says nothing of its noise.
+  assert sort.counts is None
+  assert set(sort.behind()) == {"trials"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import fit, forecast, report
+from scalerl_jax.scaling import fit, forecast, report, verdict
 
 COMPUTE = np.linspace(0.0, 40.0, 41)
 PASS_RATE = 0.2 + 0.6 / (1.0 + (8.0 / np.maximum(COMPUTE, 1e-9)) ** 2.0)
@@ -16,18 +16,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(scope="module")
 def fitted():
   return fit.fit_curve(COMPUTE[:21], PASS_RATE[:21])
-
-
-def test_first_line_names_the_asymptote(fitted):
-  low, high = fitted.intervals(0.9)["asymptote"]
-  expected = f"{fitted.params.asymptote:.3f} [{low:.3f}, {high:.3f}]"
-  assert report.asymptote_line(fitted) == f"asymptote: {expected}"
-
-
-def test_first_line_says_why_it_is_unknown():
-  flat = fit.fit_curve(COMPUTE, np.full(41, 0.4))
-  line = report.asymptote_line(flat)
-  assert line.startswith("asymptote: unidentified (the curve is flat")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +58,10 @@ def test_fragments_stand_alone(fitted):
   assert base64.b64decode(data).startswith(PNG)
   assert "a &lt; b" in figure
   table = report.parameters_fragment(fitted, unit="steps")
-  for name, value, low, high in report.parameter_rows(fitted):
+  for name, value, low, high in verdict.parameter_rows(fitted):
     assert f"<td>{name}</td>" in table
     assert f"<td>{value:.4g}</td><td>{low:.4g} to {high:.4g}</td>" in table
-  assert report.asymptote_line(fitted) in table
+  assert verdict.asymptote_line(fitted) in table
   shown = forecast.forecast_from(fitted, 40.0)
   rows = report.forecasts_fragment([shown], unit="steps")
   assert f"<td>40</td><td>{shown.mean:.3f}</td>" in rows
