@@ -421,6 +421,7 @@ class LossConfig:
   zero_variance: str = "drop"
   refill_limit: int = 4  # refill: batches of groups replaced for each batch
   head_dtype: str = "float32"  # of the head on this side (the paper's FP32)
+  logprob_chunk: int = 0  # tokens that have logits at a time; 0: all at once
 
   def __post_init__(self):
     _check_types("loss", self)
@@ -435,6 +436,12 @@ class LossConfig:
     _choice("loss.zero_variance", self.zero_variance, ZERO_VARIANCE)
     _choice("loss.head_dtype", self.head_dtype, DTYPES)
     _positive("loss", {"refill_limit": self.refill_limit})
+    _check(
+      self.logprob_chunk >= 0,
+      "loss.logprob_chunk",
+      "0 (all tokens at once) or more",
+      self.logprob_chunk,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,6 +112,7 @@ OUTSIDE = [
   ("loss.zero_variance", ("resample",), {}, "one of drop, keep, refill"),
   ("loss.refill_limit", (0, -1), {}, "above 0"),
   ("loss.head_dtype", ("float16",), {}, "one of float32, bfloat16"),
+  ("loss.logprob_chunk", (-1,), {}, "0 (all tokens at once) or more"),
   ("optimizer.learning_rate", (0.0, -1e-3, NAN, INF), {}, "above 0"),
   ("optimizer.warmup_steps", (-1,), {}, "0 or more"),
   ("optimizer.beta1", (-0.1, 1.0, NAN), {}, "in [0, 1)"),

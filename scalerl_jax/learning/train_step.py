@@ -22,7 +22,12 @@ from scalerl_jax.objectives import clipping, losses
 from scalerl_jax.objectives.advantages import group_advantages
 from scalerl_jax.objectives.aggregation import aggregation_weights
 from scalerl_jax.objectives.filters import zero_variance_keep
-from scalerl_jax.objectives.logprobs import entropy, token_logps, warp_logits
+from scalerl_jax.objectives.logprobs import (
+  entropy,
+  score_in_chunks,
+  token_logps,
+  warp_logits,
+)
 from scalerl_jax.types import Batch
 
 # name -> (logps [B, T], batch, advantages [B], the config's section) -> token
@@ -81,21 +86,37 @@ class TrainSettings:
 
 
 def completion_logps(
-  policy: Policy, batch: Batch, warp: tuple[tuple[str, Any], ...]
+  policy: Policy,
+  batch: Batch,
+  warp: tuple[tuple[str, Any], ...],
+  *,
+  chunk: int = 0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
   """log π of each token given those before it, and the entropy it was drawn
   from, under the distribution that the sampler draws from.
 
+  Args:
+    policy: its hidden states and its head.
+    batch: B rows.
+    warp: keywords of `warp_logits`.
+    chunk: tokens that have logits at the same time; 0: all.
+
   Returns:
     `[B, T]` each, nats; position 0 holds 0, padding holds anything finite.
   """
+
+  def score(hidden: Array, tokens: Array) -> tuple[Array, Array]:
+    logits = warp_logits(policy.head(hidden), **dict(warp))
+    logps = token_logps(logits, tokens)
+    # A token that today's top-k or top-p would cut has log π = −inf; floored,
+    # it keeps a ratio of e⁻²⁰ and no gradient, where −inf would end the run.
+    logps = jnp.maximum(logps, CUT_LOGP)
+    return logps, entropy(jax.lax.stop_gradient(logits))
+
   hidden = policy.hidden(batch.tokens, None, batch.segment_ids)
-  logits = warp_logits(policy.head(hidden[:, :-1]), **dict(warp))
-  logps = token_logps(logits, batch.tokens[:, 1:])
-  # A token that today's top-k or top-p would cut has log π = −inf; floored, it
-  # keeps a ratio of e⁻²⁰ and no gradient, where −inf would end the run.
-  logps = jnp.maximum(logps, CUT_LOGP)
-  spread = entropy(jax.lax.stop_gradient(logits))
+  logps, spread = score_in_chunks(
+    score, hidden[:, :-1], batch.tokens[:, 1:], chunk=chunk
+  )
   shift = ((0, 0), (1, 0))
   return jnp.pad(logps, shift), jnp.pad(spread, shift)
 
@@ -165,7 +186,9 @@ def train_step(
   def objective(params: nnx.State, index: Array) -> tuple[Array, dict]:
     part = jax.tree.map(lambda values: rows(values, index), batch)
     policy: Policy = nnx.merge(settings.policy, params)
-    logps, spread = completion_logps(policy, part, settings.warp)
+    logps, spread = completion_logps(
+      policy, part, settings.warp, chunk=settings.loss.logprob_chunk
+    )
     pushes = rows(advantages, index)
     token_loss = LOSSES[settings.loss.name](logps, part, pushes, settings.loss)
     loss = jnp.sum(rows(weights, index) * token_loss)

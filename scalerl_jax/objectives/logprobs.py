@@ -4,6 +4,8 @@ The sampler draws from the warped logits and the learner scores under the same
 ones, so a ratio of 1 means the same policy and not the same settings.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -108,3 +110,66 @@ def entropy(logits: Float[Array, "*B V"]) -> Float[Array, "*B"]:
   cut = logps == -jnp.inf
   safe = jnp.where(cut, 0.0, logps)
   return -jnp.sum(jnp.where(cut, 0.0, jnp.exp(safe) * safe), axis=-1)
+
+
+def score_in_chunks(
+  score: Callable[[Array, Array], tuple[Array, ...]],
+  hidden: Float[Array, "B T D"],
+  tokens: Int[Array, "B T"],
+  *,
+  chunk: int,
+) -> tuple[Float[Array, "B T"], ...]:
+  """`score(hidden, tokens)` a few columns at a time, to bound its memory.
+
+  A score turns D numbers a token into V logits and these into one or two. All
+  tokens at once hold B·T·V floats, and the backward pass as many again; here
+  a piece holds about `chunk`·V, and the backward pass computes it once more
+  instead of keeping it. Pieces are cut along T, so that each device keeps the
+  rows that it has.
+
+  Args:
+    score: of `[B, t, D]` and `[B, t]`, a tuple of `[B, t]`; one token must
+      not look at another.
+    hidden: states before the head.
+    tokens: the token scored at each.
+    chunk: tokens a piece, of all B rows together, a column or more; 0 takes
+      all at once and recomputes nothing.
+
+  Returns:
+    As `score` of the whole; not masked.
+
+  Raises:
+    ValueError: `chunk` below 0.
+
+  >>> hidden, tokens = jnp.ones((2, 3, 4)), jnp.zeros((2, 3), jnp.int32)
+  >>> score_in_chunks(lambda h, _: (h.sum(axis=-1),), hidden, tokens, chunk=4)[
+  ...   0
+  ... ]
+  Array([[4., 4., 4.],
+         [4., 4., 4.]], dtype=float32)
+  """
+  if chunk < 0:
+    raise ValueError(f"chunk must be 0 (all at once) or more, got {chunk}")
+  rows, length = tokens.shape
+  pieces = -(-length // max(chunk // rows, 1)) if chunk else 1
+  if pieces <= 1:
+    return score(hidden, tokens)
+  columns = -(-length // pieces)  # as even as can be: the last is padded
+  pieces = -(-length // columns)
+
+  def cut(values: Array) -> Array:
+    """[B, T, ...] -> [pieces, B, columns, ...]."""
+    missing = pieces * columns - length
+    pad = ((0, 0), (0, missing)) + ((0, 0),) * (values.ndim - 2)
+    values = jnp.pad(values, pad)
+    values = values.reshape(rows, pieces, columns, *values.shape[2:])
+    return jnp.moveaxis(values, 1, 0)
+
+  # A loop's body is compiled apart from the other pass: nothing to merge.
+  once_more = jax.checkpoint(score, prevent_cse=False)
+  scored = jax.lax.map(
+    lambda piece: once_more(*piece), (cut(hidden), cut(tokens))
+  )
+  return jax.tree.map(
+    lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length], scored
+  )

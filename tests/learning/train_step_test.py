@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from scalerl_jax.learning import train_step
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.models.sharding import make_mesh, replicated
 from scalerl_jax.types import Batch
-from tests.helpers import SHAPE, V, small_policy, weights
+from tests.helpers import SHAPE, V, equations, small_policy, weights
 from tests.reference import advantages as reference_advantages
 from tests.reference import aggregation as reference_aggregation
 from tests.reference import transformer as reference
@@ -225,6 +227,53 @@ def test_dropped_and_padded_tokens_have_no_say(updates, slow):
     dataclasses.replace(batch, tokens=tokens, behavior_logps=behavior)
   )
   _close(gradient, expected)
+
+
+def test_chunks_of_logits_change_nothing_and_bound_them(updates, slow):
+  batch, _, expected = slow
+  params = nnx.state(small_policy(ONE_LAYER))
+
+  def step(chunk):
+    settings = _settings(micro_batch=4, loss=LossConfig(logprob_chunk=chunk))
+    state = train_step.LearnerState(
+      params=params,
+      optimizer=settings.optimizer.init(params),
+      step=jnp.int32(0),
+    )
+    arguments = state, jax.tree.map(jnp.asarray, batch)
+    return functools.partial(
+      train_step.train_step, settings=settings
+    ), arguments
+
+  def widest(chunk):
+    """Numbers of the largest traced array with a vocabulary in its shape."""
+    function, arguments = step(chunk)
+    return max(
+      math.prod(variable.aval.shape)
+      for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr)
+      for variable in equation.outvars
+      if V in variable.aval.shape
+    )
+
+  chunk = 12  # three of the eight columns of a micro-batch's rows
+  assert widest(0) >= 4 * (T - 1) * V
+  bound = max(chunk, ONE_LAYER.width) * V  # the table is [V, D]
+  assert widest(chunk) <= bound
+  function, arguments = step(chunk)
+  compiled = jax.jit(function).lower(*arguments).compile()
+  shapes = [
+    [int(size) for size in shape.split(",")]
+    for shape in re.findall(r"f32\[([\d,]+)\]", compiled.as_text())
+  ]
+  assert max(math.prod(shape) for shape in shapes if V in shape) <= bound
+  after, metrics = compiled(*arguments)
+  gradient = jax.tree.map(
+    lambda x, y: np.asarray(x) - np.asarray(y), params, after.params
+  )
+  _close(weights(gradient), expected)
+  _, whole = updates(batch)
+  for name in ("loss", "entropy", "ratio_max", "logp_gap_mean"):
+    assert metrics[name] == pytest.approx(whole[name], rel=1e-5), name
 
 
 def test_metrics_of_a_stale_batch_are_its_own(updates, slow):

@@ -9,6 +9,7 @@ import pytest
 from scipy import special
 
 from scalerl_jax.objectives import logprobs
+from tests.helpers import equations
 from tests.reference import losses as reference
 
 B, T, V = 3, 5, 7
@@ -307,6 +308,66 @@ def test_a_warping_outside_its_domain_is_refused_by_name(name, value):
 def test_tokens_of_another_shape_are_refused():
   with pytest.raises((TypeError, ValueError)):
     logprobs.token_logps(_logits(), _tokens().T)
+
+
+D = 4
+
+
+def _scored(chunk, *, options=(), length=T):
+  """Log-probs and entropies from hidden states, and d Σ of both."""
+  rng = np.random.default_rng(5)
+  hidden = jnp.asarray(rng.standard_normal((B, length, D)), jnp.float32)
+  table = jnp.asarray(rng.standard_normal((V, D)), jnp.float32)
+  tokens = jnp.asarray(rng.integers(0, V, (B, length)), jnp.int32)
+
+  def total(hidden, table):
+    def score(hidden, tokens):
+      logits = logprobs.warp_logits(hidden @ table.T, **dict(options))
+      logps = jnp.maximum(logprobs.token_logps(logits, tokens), -9.0)
+      return logps, logprobs.entropy(logits)
+
+    both = logprobs.score_in_chunks(score, hidden, tokens, chunk=chunk)
+    slopes = jnp.arange(1.0, length + 1)[None]  # each column counts otherwise
+    return sum((slopes * values).sum() for values in both), both
+
+  gradients, both = jax.jit(jax.grad(total, (0, 1), has_aux=True))(
+    hidden, table
+  )
+  return both, gradients
+
+
+# Less than a row each, a column, two (the last piece is padded), all but one.
+@pytest.mark.parametrize("chunk", [1, B, 2 * B + 1, 4 * B])
+@pytest.mark.parametrize(
+  "options",
+  [(), (("temperature", 0.6), ("top_k", 5)), (("top_p", 0.8),)],
+  ids=str,
+)
+def test_chunks_change_neither_value_nor_gradient(chunk, options):
+  expected = _scored(0, options=options)
+  actual = _scored(chunk, options=options)
+  assert max(np.abs(x).max() for x in jax.tree.leaves(expected[1])) > 0.5
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+    actual,
+    expected,
+  )
+
+
+@pytest.mark.parametrize("chunk", [0, T * B, 10 * T * B])
+def test_a_chunk_of_everything_is_no_loop(chunk):
+  jaxpr = jax.make_jaxpr(
+    lambda h, t: logprobs.score_in_chunks(
+      lambda h, t: (h.sum(axis=-1),), h, t, chunk=chunk
+    )
+  )(jnp.ones((B, T, D)), _tokens())
+  names = {equation.primitive.name for equation in equations(jaxpr.jaxpr)}
+  assert not names & {"scan", "while"}
+
+
+def test_a_chunk_below_nothing_is_refused():
+  with pytest.raises(ValueError, match="chunk must be 0"):
+    _scored(-1)
 
 
 def _warp(logits, temperature, top_k=None, top_p=None):
