@@ -22,7 +22,18 @@ ZERO_VARIANCE = ("drop", "keep", "refill")
 ALGORITHMS = ("pipeline_rl", "ppo_off_policy")
 SCHEDULES = ("logical", "wall")
 DTYPES = ("float32", "bfloat16")
-TASKS = ("chain_arithmetic", "chain_logic", "jsonl", "mixture")
+TASKS = (
+  "chain_arithmetic",
+  "chain_logic",
+  "jsonl",
+  "reasoning_gym",
+  "mixture",
+)
+CHAINS = frozenset(
+  TASKS[:2]
+)  # they have vocabularies and verifiers of their own
+VERIFIERS = ("own", "exact", "stated")
+LONG_PROMPTS = ("refuse", "drop")
 ORDERS = ("uniform", "easy_to_hard")
 HISTORIES = ("cumulative", "last_visit")
 LENGTH_CONTROLS = ("none", "interruption", "penalty")
@@ -117,6 +128,12 @@ class TaskConfig:
   min_operations: int = 2
   max_operations: int = 12
   path: str = ""  # jsonl: one {"prompt": ..., "answer": ...} a line
+  dataset: str = ""  # reasoning_gym: its name, as in "basic_arithmetic"
+  parameters: str = ""  # reasoning_gym: "max_terms=3, operators=['+', '-']"
+  instruction: str = ""  # questions: what stands behind each of them
+  verifier: str = "own"  # questions: own is exact; reasoning_gym's is stated
+  thinking_end: str = "</think>"  # questions: verifiers see what is behind it
+  long_prompts: str = "refuse"  # questions beyond sampler.max_prompt_tokens
   mixture: str = ""  # mixture: "chain_arithmetic:2,chain_logic:1"
 
   def __post_init__(self):
@@ -155,6 +172,22 @@ class TaskConfig:
       "a JSONL file when 'jsonl' is a task, and empty otherwise",
       self.path,
     )
+    _check(
+      ("reasoning_gym" in self.weights) == bool(self.dataset),
+      "task.dataset",
+      "the name of a dataset when 'reasoning_gym' is a task, and empty"
+      " otherwise",
+      self.dataset,
+    )
+    _check(
+      bool(self.dataset) or not self.parameters,
+      "task.parameters",
+      "empty where 'reasoning_gym' is no task",
+      self.parameters,
+    )
+    _choice("task.verifier", self.verifier, VERIFIERS)
+    _choice("task.long_prompts", self.long_prompts, LONG_PROMPTS)
+    _check(bool(self.thinking_end), "task.thinking_end", "a text", "")
 
   @property
   def weights(self) -> dict[str, float]:
@@ -594,6 +627,14 @@ class Config:
         needed,
         "lower the thinking budget or raise the completion budget",
       )
+      _check(
+        self.task.thinking_end == self.length.thinking_end
+        or not set(self.task.weights) - CHAINS,
+        "task.thinking_end",
+        f"length.thinking_end ({self.length.thinking_end!r}), with which"
+        " thinking is interrupted",
+        self.task.thinking_end,
+      )
     if self.length.control == "penalty":
       _check(
         self.length.penalty_cache <= budget,
@@ -601,7 +642,7 @@ class Config:
         f"at most sampler.max_completion_tokens ({budget})",
         self.length.penalty_cache,
       )
-    if {"chain_arithmetic", "chain_logic"} & set(self.task.weights):
+    if CHAINS & set(self.task.weights):
       prompt = self.task.max_operations + 2
       _check(
         self.sampler.max_prompt_tokens >= prompt,

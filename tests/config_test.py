@@ -47,7 +47,7 @@ OUTSIDE = [
     "task.name",
     ("", "chess"),
     {},
-    "one of chain_arithmetic, chain_logic, jsonl, mixture",
+    "one of chain_arithmetic, chain_logic, jsonl, reasoning_gym, mixture",
   ),
   ("task.seed", (-1, 2**64), {}, ""),
   ("task.train_prompts", (0, -1), {}, "above 0"),
@@ -57,6 +57,12 @@ OUTSIDE = [
   ("task.min_operations", (13,), {}, "at most task.max_operations (12)"),
   ("task.path", ("prompts.jsonl",), {}, "empty otherwise"),
   ("task.path", ("",), {"name": "jsonl"}, "when 'jsonl' is a task"),
+  ("task.dataset", ("gcd",), {}, "empty otherwise"),
+  ("task.dataset", ("",), {"name": "reasoning_gym"}, "the name of a dataset"),
+  ("task.parameters", ("a=1",), {}, "empty where 'reasoning_gym' is no task"),
+  ("task.verifier", ("", "judge"), {}, "one of own, exact, stated"),
+  ("task.thinking_end", ("",), {}, "a text"),
+  ("task.long_prompts", ("", "cut"), {}, "one of refuse, drop"),
   ("task.mixture", ("chain_logic:1",), {}, "empty otherwise"),
   ("task.mixture", ("",), {"name": "mixture"}, "when task.name is 'mixture'"),
   ("supervised.steps", (-1,), {}, "0 or more"),
@@ -137,6 +143,7 @@ OUTSIDE = [
 # Refused together with another field, see the tests of pairs.
 ELSEWHERE = {
   "task.max_operations",
+  "task.instruction",  # any text
   "model.tied_head",
   "curriculum.no_positive_resampling",
 }
@@ -317,6 +324,10 @@ def _another(section, field):
     "model.num_heads": 8,
     "model.head_width": 18,
     "task.modulus": 10,
+    "task.instruction": "Think.",
+    "task.verifier": "stated",
+    "task.thinking_end": "So:",
+    "task.long_prompts": "drop",
     "task.max_operations": 11,
     "pipeline.schedule": "wall",
     "pipeline.algorithm": "ppo_off_policy",
@@ -354,6 +365,8 @@ TOGETHER = {
   ("task", "name"),
   ("task", "path"),
   ("task", "mixture"),
+  ("task", "dataset"),
+  ("task", "parameters"),
   ("length", "thinking_end"),
 }
 
@@ -382,6 +395,14 @@ def test_a_changed_field_survives_every_form_and_changes_the_name(
       config.fingerprint(kind())
     )
     assert same == (name != section)
+
+
+def test_a_task_by_name_survives_every_form():
+  fields = {"name": "reasoning_gym", "dataset": "gcd", "parameters": "a='b=c'"}
+  changed = vary(Config(), task=fields)
+  assert config.from_dict(config.to_dict(changed)) == changed
+  texts = {f"task.{name}": value for name, value in fields.items()}
+  assert config.override(Config(), texts) == changed
 
 
 def test_a_task_of_a_file_survives_every_form():

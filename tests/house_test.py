@@ -473,9 +473,29 @@ def _tasks(choice, tmp_path):
     train_prompts=3,
     heldout_prompts=2,
     path=str(path) if choice == "jsonl" else "",
+    dataset="basic_arithmetic" if choice == "reasoning_gym" else "",
     mixture="chain_logic:1,chain_arithmetic:2" if choice == "mixture" else "",
   )
-  made = load_task(task, config.SupervisedConfig(), max_prompt_tokens=32)
+  made = load_task(task, config.SupervisedConfig(), max_prompt_tokens=64)
+  return [prompt.text for prompt in made.train]
+
+
+def _long_prompts(choice, tmp_path):
+  """What is trained on where one question is too long."""
+  path = tmp_path / "prompts.jsonl"
+  rows = [{"prompt": "say " * n, "answer": str(n)} for n in (1, 9, 2, 3, 4)]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  task = TaskConfig(
+    name="jsonl",
+    train_prompts=2,
+    heldout_prompts=1,
+    path=str(path),
+    long_prompts=choice,
+  )
+  try:
+    made = load_task(task, config.SupervisedConfig(), max_prompt_tokens=20)
+  except ValueError:
+    return ["refused"]
   return [prompt.text for prompt in made.train]
 
 
@@ -490,6 +510,7 @@ ANSWERS = {
   "TRUNCATED": _truncated,
   "DTYPES": _dtypes,
   "TASKS": _tasks,
+  "LONG_PROMPTS": _long_prompts,
 }
 # Choices that need a whole run: their tests are in the rooms named here, and
 # only that they are named there is seen here.
@@ -498,6 +519,7 @@ NAMED = {
   "COMPUTE_AXES": "run",
   "ORDERS": "data",
   "HISTORIES": "data",
+  "VERIFIERS": "data",
 }
 
 

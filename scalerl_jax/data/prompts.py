@@ -16,11 +16,12 @@ from scalerl_jax.types import Prompt
 
 
 class Line(NamedTuple):
-  """One question of a JSONL file."""
+  """One question with its answer."""
 
   prompt: str
   answer: str
-  difficulty: float = 0.0  # the file's own measure; greater is harder
+  difficulty: float = 0.0  # the origin's own measure; greater is harder
+  index: int = 0  # where its origin has it
 
 
 class SupervisedBatch(NamedTuple):

@@ -4,98 +4,34 @@ A task names its verifier; the verifiers themselves are in `rewards/`. A
 mixture is a task of several parts, each of which is a task by itself.
 """
 
-import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-from jaxtyping import Bool, Int32
-
-from scalerl_jax.config import SupervisedConfig, TaskConfig
+from scalerl_jax.config import CHAINS, SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain, mixture, prompts
 from scalerl_jax.data.chain import Operations
+from scalerl_jax.data.gym import gym_source
 from scalerl_jax.data.mixture import MixedTexts
-from scalerl_jax.data.prompts import Line, SupervisedBatch
+from scalerl_jax.data.pieces import PieceTokenizer
+from scalerl_jax.data.questions import Source, question_part, split_file
 from scalerl_jax.data.streams import Purpose, stream
+from scalerl_jax.data.task import Part, Task
 from scalerl_jax.data.teacher import Scribe
 from scalerl_jax.data.tokenizers import Tokenizer
 from scalerl_jax.rewards import verifiers
+from scalerl_jax.rewards.judges import Judge, TextJudge
 from scalerl_jax.rewards.verifiers import Verifier
-from scalerl_jax.types import Prompt, Rollout
+from scalerl_jax.types import Prompt
 
 _DRAWN_AT_ONCE = 1024  # chains; fixed, so that prompts do not depend on counts
-_VERIFIERS: dict[str, Verifier] = {
-  "chain_arithmetic": verifiers.chain_answer,
-  "chain_logic": verifiers.chain_answer,
-  "jsonl": verifiers.exact_match,
+# What `task.verifier = "own"` means.
+_OWN = {"jsonl": "exact", "reasoning_gym": "stated"}
+_TEXT_VERIFIERS: dict[str, Verifier] = {
+  "exact": verifiers.exact_match,
+  "stated": verifiers.stated_match,
 }
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Task:
-  """What a run trains on. No held-out prompt is in `train` or `supervised`.
-
-  In a mixture the same holds of each part, `train` has the parts one after
-  another, and `heldout` has a set for each, under its name.
-  """
-
-  name: str
-  train: Sequence[Prompt]
-  heldout: dict[str, Sequence[Prompt]]  # by the name of the held-out set
-  tokenizer: Tokenizer
-  verifier: Verifier | Mapping[str, Verifier]  # one, or by `Prompt.task`
-  supervised_batch: Callable[[int], SupervisedBatch]  # addressed by number
-  weights: Mapping[str, float]  # share of the prompts, by `Prompt.task`
-  max_turns: int = 1
-
-  def __post_init__(self):
-    prompts.check_split(self.train, self.heldout)
-
-  def fingerprint(self) -> str:
-    """12 hex digits that name all prompts, answers and the vocabulary."""
-    digest = hashlib.sha256()
-    for prompt in [*self.train, *itertools.chain(*self.heldout.values())]:
-      line = json.dumps([prompt.uid, prompt.text, prompt.answer])
-      digest.update(line.encode())
-    digest.update(json.dumps(self.tokenizer.pieces).encode())
-    return digest.hexdigest()[:12]
-
-  def verify(self, prompt: Prompt, completion: str, *, ended: bool) -> bool:
-    """Whether `completion` is right; `ended`: the policy drew an end token."""
-    verifier = self.verifier
-    if isinstance(verifier, Mapping):
-      verifier = verifier[prompt.task]
-    return verifier(prompt.answer, completion, ended=ended)
-
-  def verify_batch(
-    self,
-    prompts: Sequence[Prompt],
-    completions: Sequence[str],
-    ended: Bool[np.ndarray, " B"],
-  ) -> Bool[np.ndarray, " B"]:
-    """`verify` of each row; `prompts` has one entry a completion."""
-    rows = zip(prompts, completions, ended.tolist(), strict=True)
-    return np.array(
-      [self.verify(prompt, text, ended=end) for prompt, text, end in rows],
-      bool,
-    )
-
-  def respond(self, rollout: Rollout) -> Int32[np.ndarray, " T"] | None:
-    """What the environment says next, or None when the rollout is done.
-
-    With one turn, a completion that has ended is done.
-    """
-    del rollout
-    return None
-
-  def supervised(self, start: int = 0) -> Iterator[SupervisedBatch]:
-    """Endless batches for the warm start, from batch number `start` on."""
-    return map(self.supervised_batch, itertools.count(start))
 
 
 def load_task(
@@ -104,6 +40,7 @@ def load_task(
   tokenizer_path: str | os.PathLike | None = None,
   *,
   max_prompt_tokens: int,
+  checkpoint: str = "",
 ) -> Task:
   """Makes the task that `task.name` says.
 
@@ -114,15 +51,22 @@ def load_task(
   and each chain part the prompts and the teacher, that it has alone. All share
   one tokenizer, so a file's text is cut at the symbols of chains, too.
 
+  Questions for a checkpoint are asked through its chat template, in tokens of
+  its own tokenizer.
+
   Args:
     task: which one, its seed and sizes.
     supervised: the texts of its warm start.
     tokenizer_path: where the tokenizer is stored, or was by an earlier call;
       None: nowhere.
     max_prompt_tokens: budget of a prompt.
+    checkpoint: folder or hub name of the model whose tokenizer is used; empty:
+      one is trained on the task's text.
 
   Raises:
-    ValueError: too few prompts for the split, a prompt longer than the budget,
+    ValueError: too few prompts for the split, a prompt longer than the budget
+      (unless those are dropped), a checkpoint for a task with a vocabulary of
+      its own, or one without a good tokenizer,
       a bad file, a modulus that does not suit the operations, more prompts of
       a part than it has uids, or a stored tokenizer that is not this task's.
 
@@ -136,16 +80,28 @@ def load_task(
   """
   if task.name == "mixture":
     mixture.check_counts(task)
+  own = [name for name in task.weights if name in CHAINS]
+  if checkpoint and own:
+    raise ValueError(
+      f"model.checkpoint must be empty for {own[0]}, which has a vocabulary of"
+      f" its own, got {checkpoint!r}"
+    )
   parts = [
-    _jsonl_part(task, supervised)
-    if name == "jsonl"
-    else _chain_part(task, supervised, chain.OPERATIONS[name])
+    _chain_part(task, supervised, chain.OPERATIONS[name])
+    if name in CHAINS
+    else question_part(
+      _source(name, task), task, supervised, max_prompt_tokens=max_prompt_tokens
+    )
     for name in task.weights
   ]
-  tokenizer = _workdir_tokenizer(
-    [text for part in parts for text in part.texts],
-    tokenizer_path,
-    symbols=[symbol for part in parts for symbol in part.symbols],
+  tokenizer = (
+    _checkpoint_tokenizer(checkpoint)
+    if checkpoint
+    else _workdir_tokenizer(
+      [text for part in parts for text in part.texts],
+      tokenizer_path,
+      symbols=[symbol for part in parts for symbol in part.symbols],
+    )
   )
   tasks = [part.make(tokenizer) for part in parts]
   made = _mix(task, supervised, tasks) if task.name == "mixture" else tasks[0]
@@ -154,17 +110,28 @@ def load_task(
   return made
 
 
-class _Part(NamedTuple):
-  """A task before its tokenizer is known, which other parts may share."""
+def _source(name: str, task: TaskConfig) -> Source:
+  """Where the questions of a task come from."""
+  judge = _judge(name, task)
+  if name == "reasoning_gym":
+    return gym_source(task, judge)
+  lines = prompts.read_jsonl(task.path)
+  split = functools.partial(
+    split_file, lines, train=task.train_prompts, heldout=task.heldout_prompts
+  )
+  return Source(name, lines, split, judge)
 
-  texts: Sequence[str]  # what the tokenizer must cover
-  symbols: Sequence[str]  # what becomes one token each
-  make: Callable[[Tokenizer], Task]
+
+def _judge(name: str, task: TaskConfig) -> Callable[[Mapping[str, int]], Judge]:
+  """What makes the judge of a task of questions."""
+  kind = _OWN[name] if task.verifier == "own" else task.verifier
+  verifier = _TEXT_VERIFIERS[kind]
+  return lambda origins: TextJudge(verifier, task.thinking_end)
 
 
 def _chain_part(
   task: TaskConfig, supervised: SupervisedConfig, operations: Operations
-) -> _Part:
+) -> Part:
   modulus = task.modulus
   if operations.bitwise and modulus & (modulus - 1):
     raise ValueError(
@@ -180,7 +147,7 @@ def _chain_part(
       f" {task.min_operations} to {task.max_operations} operations, got"
       f" {count}; lower them or raise task.max_operations"
     )
-  return _Part(
+  return Part(
     # Every digit alike, so ids follow from the modulus and from no seed.
     texts=[chain.DIGITS[:modulus]],
     symbols=[*chain.symbols(operations, modulus), *chain.MARKS],
@@ -225,78 +192,11 @@ def _chain_task(
     train=everything[task.heldout_prompts :],
     heldout={operations.name: heldout},
     tokenizer=tokenizer,
-    verifier=_VERIFIERS[operations.name],
+    verifier=verifiers.chain_answer,
     supervised_batch=Scribe(
       task, supervised, operations, tokenizer, forbidden
     ).batch,
     weights={operations.name: 1.0},
-  )
-
-
-def _jsonl_part(task: TaskConfig, supervised: SupervisedConfig) -> _Part:
-  lines = prompts.read_jsonl(task.path)
-  train, heldout = prompts.split_lines(
-    lines, train=task.train_prompts, heldout=task.heldout_prompts
-  )
-  return _Part(
-    texts=[text for line in lines for text in (line.prompt, line.answer)],
-    symbols=[],
-    make=functools.partial(_jsonl_task, train, heldout, supervised),
-  )
-
-
-def _jsonl_task(
-  train: Sequence[Line],
-  heldout: Sequence[Line],
-  supervised: SupervisedConfig,
-  tokenizer: Tokenizer,
-) -> Task:
-  made = [
-    Prompt(
-      uid=uid,
-      text=line.prompt,
-      tokens=tokenizer.encode(line.prompt),
-      answer=line.answer,
-      task="jsonl",
-      difficulty=line.difficulty,
-    )
-    for uid, line in enumerate([*heldout, *train])
-  ]
-  training = made[len(heldout) :]
-  end = np.array(tokenizer.eos_ids[:1], np.int32)
-  completions = [
-    np.concatenate([tokenizer.encode(prompt.answer), end])
-    for prompt in training
-  ]
-  return Task(
-    name="jsonl",
-    train=training,
-    heldout={"jsonl": made[: len(heldout)]},
-    tokenizer=tokenizer,
-    verifier=_VERIFIERS["jsonl"],
-    supervised_batch=functools.partial(
-      _jsonl_batch, training, completions, supervised, tokenizer.pad_id
-    ),
-    weights={"jsonl": 1.0},
-  )
-
-
-def _jsonl_batch(
-  train: Sequence[Prompt],
-  completions: Sequence[np.ndarray],
-  supervised: SupervisedConfig,
-  pad_id: int,
-  index: int,
-) -> SupervisedBatch:
-  """Pairs of prompt and answer, drawn with replacement."""
-  rng = stream(supervised.seed, Purpose.SUPERVISED, index)
-  rows = rng.integers(len(train), size=supervised.batch_size)
-  longest = max(len(prompt.tokens) for prompt in train)
-  return prompts.pad_texts(
-    [train[row].tokens for row in rows],
-    [completions[row] for row in rows],
-    width=longest + max(len(completion) for completion in completions),
-    pad_id=pad_id,
   )
 
 
@@ -317,7 +217,11 @@ def _mix(
       for number, part in enumerate(parts)
     },
     tokenizer=tokenizer,
-    verifier={part.name: _VERIFIERS[part.name] for part in parts},
+    verifier={
+      part.name: part.verifier
+      for part in parts
+      if not isinstance(part.verifier, Mapping)  # a part is no mixture
+    },
     supervised_batch=MixedTexts(
       [part.supervised_batch for part in parts],
       list(task.weights.values()),
@@ -325,7 +229,15 @@ def _mix(
       pad_id=tokenizer.pad_id,
     ).batch,
     weights=task.weights,
+    dropped=sum(part.dropped for part in parts),
   )
+
+
+def _checkpoint_tokenizer(checkpoint: str) -> Tokenizer:
+  # Imported where it is used: runs of their own vocabulary need no Jinja.
+  from scalerl_jax.data.checkpoints import load_tokenizer
+
+  return load_tokenizer(checkpoint)
 
 
 def _workdir_tokenizer(
@@ -333,19 +245,19 @@ def _workdir_tokenizer(
   path: str | os.PathLike | None,
   *,
   symbols: Sequence[str],
-) -> Tokenizer:
+) -> PieceTokenizer:
   """The tokenizer of `texts`, stored at `path` the first time.
 
   A stored one is read back and compared: the policy in the same workdir was
   trained on its ids.
   """
-  trained = Tokenizer.train(texts, symbols=symbols)
+  trained = PieceTokenizer.train(texts, symbols=symbols)
   if path is None:
     return trained
   if not os.path.exists(path):
     trained.save(path)
     return trained
-  stored = Tokenizer.load(path)
+  stored = PieceTokenizer.load(path)
   if stored.pieces != trained.pieces:
     raise ValueError(
       f"the tokenizer stored at {os.fspath(path)!r} must have the"

@@ -81,7 +81,7 @@ class Run:
     )
     claim_workdir(self.workdir, config)
     claim_task(self.workdir, self._task_fingerprint())
-    self.task.tokenizer.save(stored)
+    self.task.tokenizer.store(self.workdir)
     self._stop = self._training = False
 
   def _task_fingerprint(self) -> str:
@@ -233,6 +233,12 @@ class Run:
         progress=progress,
         seconds_before=self._seconds_before,
       )
+      if self.task.dropped:
+        limit = self.config.sampler.max_prompt_tokens
+        progress.say(
+          f"{self.task.dropped} prompts of more than {limit} tokens"
+          " (sampler.max_prompt_tokens) were dropped"
+        )
       for name in self.writer.set_aside:
         progress.say(f"{name} of an earlier run is now {name}.old")
       if self.resumed is None:

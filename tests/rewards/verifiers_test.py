@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.rewards.verifiers import chain_answer, exact_match
+from scalerl_jax.rewards.verifiers import (
+  chain_answer,
+  exact_match,
+  stated_match,
+)
 
 CHAIN_WRONG = {
   "empty": "",
@@ -68,3 +72,29 @@ def test_no_completion_raises(verifier, completion, ended):
   correct = verifier("7", completion, ended=ended)
   assert isinstance(correct, bool)
   assert not correct or (ended and "7" in completion)
+
+
+@pytest.mark.parametrize(
+  ("answer", "text", "right"),
+  [
+    ("7", "3 + 4 = 7.", True),
+    ("7", "3 + 4 = **7.0**", True),
+    ("-1200", "It is -1,200", True),
+    ("-1200", "It is 1,200", False),
+    ("24", "24 / 6", False),
+    ("4", "24 / 6", False),  # the question again is no answer
+    ("4", r"\boxed{4} or 5", True),
+    ("4", r"\boxed{5}, not 4", False),
+    ("1/2", "It is 2/4", True),
+    ("1/2", "0.5", True),
+    ("007", "007", True),
+    ("007", "7", False),  # zeros that count
+    ("blue", "The colours mix.\n**blue**.", True),
+    ("blue", "not blue", False),
+    ("blue", "", False),
+    ("7", "", False),
+  ],
+)
+def test_stated_match(answer, text, right):
+  assert stated_match(answer, text, ended=True) == right
+  assert not stated_match(answer, text, ended=False)

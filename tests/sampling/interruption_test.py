@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from scalerl_jax.config import LengthConfig, SamplerConfig
-from scalerl_jax.data.tokenizers import Tokenizer
+from scalerl_jax.data.pieces import PieceTokenizer
 from scalerl_jax.learning.batching import collate
 from scalerl_jax.learning.train_step import completion_logps
 from scalerl_jax.models import kv_cache
@@ -469,7 +469,7 @@ TEXTS = ["0123456789 abcdefghijklmnopqrstuvwxyz<>/.="]
 
 
 def _tokenizer(*symbols, end_symbols=()):
-  return Tokenizer.train(TEXTS, symbols=symbols, end_symbols=end_symbols)
+  return PieceTokenizer.train(TEXTS, symbols=symbols, end_symbols=end_symbols)
 
 
 def _length(**changes):
@@ -508,7 +508,7 @@ def test_texts_become_the_special_ids_where_there_are_some(symbols, count):
   assert hash(made) == hash(dataclasses.replace(made))
 
 
-class _Odd(Tokenizer):
+class _Odd(PieceTokenizer):
   """A tokenizer that encodes one text in a way of its own."""
 
   odd = ("", ())
