@@ -5,6 +5,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
   $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' \
   2> /dev/null && echo $$python && break; done)
 WORKERS ?= 2
+PYTEST_FLAGS ?=
 
 INSTALLED := .venv/installed
 
@@ -32,7 +33,8 @@ test: $(INSTALLED)
 	.venv/bin/python -m pytest -n $(WORKERS)
 
 test-slow: $(INSTALLED)
-	.venv/bin/python -m pytest -n $(WORKERS) -m "slow and not device"
+	.venv/bin/python -m pytest -n $(WORKERS) -m "slow and not device" \
+	  $(PYTEST_FLAGS)
 
 # Seconds before minutes: format, lint, floors, types.
 check: $(INSTALLED)
@@ -47,6 +49,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	.venv/bin/python -m benchmarks.bench
+	.venv/bin/python -m benchmarks.fitting
 
 # New exact versions: resolves the ranges in a throw-away environment.
 lock:
