@@ -415,7 +415,8 @@ class BatchConfig:
 
   prompts: int = 48
   group_size: int = 16
-  micro_batch: int = 64  # completions a forward and backward pass
+  micro_batch: int = 64  # rows a forward and backward pass
+  packing: int = 0  # tokens of a row that completions share; 0: a row each
 
   def __post_init__(self):
     _check_types("batch", self)
@@ -434,6 +435,7 @@ class BatchConfig:
       " (batch.prompts x batch.group_size)",
       self.micro_batch,
     )
+    _check(self.packing >= 0, "batch.packing", "0 or more", self.packing)
 
   @property
   def completions(self) -> int:
@@ -617,6 +619,14 @@ class Config:
       self.sampler.slots,
     )
     budget = self.sampler.max_completion_tokens
+    row = self.sampler.max_prompt_tokens + budget
+    _check(
+      not self.batch.packing or self.batch.packing >= row,
+      "batch.packing",
+      f"0 (a row a completion) or at least {row} tokens"
+      " (sampler.max_prompt_tokens + sampler.max_completion_tokens)",
+      self.batch.packing,
+    )
     if self.length.control == "interruption":
       # The phrase is a token or more: how many, the tokenizer will say.
       needed = self.length.max_thinking_tokens + 1 + self.length.answer_tokens

@@ -54,6 +54,17 @@ class Rollout:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
+class Packed:
+  """A batch's completions side by side in rows of W tokens; R rows."""
+
+  tokens: Any  # int32 [R, W]
+  segment_ids: Any  # int32 [R, W], 1, 2, ... along a row, 0 on padding
+  row: Any  # int32 [B], the row of each completion; -1 is in none
+  start: Any  # int32 [B], its first column there
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
 class Batch:
   """One gradient step's completions, a row each; groups are G adjacent rows.
 
@@ -66,6 +77,7 @@ class Batch:
   behavior_logps: Any  # float32 [B, T], nats; 0 outside the mask
   correct: Any  # int32 [B], 0/1 correctness, what filters look at
   rewards: Any  # float32 [B], what advantages are made of
+  packed: Any = None  # Packed, where the forward pass goes over fuller rows
 
 
 class RunState(TypedDict):

@@ -109,6 +109,7 @@ OUTSIDE = [
   ("batch.group_size", (0, -1), {}, "above 0"),
   ("batch.micro_batch", (0, -1), {}, "above 0"),
   ("batch.micro_batch", (7, 100, 1536), {}, "a divisor of the 768 completions"),
+  ("batch.packing", (-1,), {}, "0 or more"),
   ("loss.name", ("", "ppo", "CISPO"), {}, f"one of {LOSSES}"),
   ("loss.clip_max", (0.0, -1.0, NAN), {}, "above 0"),
   ("loss.clip_low", (0.0, -0.1, 1.1, NAN), {}, "in (0, 1]"),
@@ -258,6 +259,13 @@ def test_slots_hold_a_whole_group():
   assert vary(Config(), sampler={"slots": 16}).sampler.slots == 16
 
 
+def test_a_packed_row_holds_the_longest_completion_with_its_prompt():
+  text = _refusal(lambda: vary(Config(), batch={"packing": 28}))
+  assert "batch.packing must be 0 (a row a completion) or at least 29" in text
+  assert "got 28" in text
+  assert vary(Config(), batch={"packing": 29}).batch.packing == 29
+
+
 def test_slots_hold_the_samples_of_an_evaluation():
   text = _refusal(lambda: vary(Config(), evaluation={"samples": 513}))
   assert "sampler.slots" in text
@@ -342,6 +350,7 @@ def _another(section, field):
     "batch.prompts": 96,
     "batch.group_size": 32,
     "batch.micro_batch": 32,
+    "batch.packing": 64,
     "sampler.top_p": 0.9,
     "optimizer.beta1": 0.8,
     "optimizer.beta2": 0.9,

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from scalerl_jax.learning.optimizer import init_sharded
+from scalerl_jax.learning.packing import pack, trained_rows
 from scalerl_jax.learning.train_step import (
   LearnerState,
   TrainSettings,
@@ -66,8 +67,7 @@ class Learner:
   def start(self, batch: Batch) -> None:
     """Dispatches an update; it runs while the host goes on."""
     with jax.set_mesh(self.mesh):
-      batch = jax.device_put(batch, replicated(self.mesh))
-      self.state, self._metrics = self._step(self.state, batch)
+      self.state, self._metrics = self._step(self.state, self._placed(batch))
 
   def collect(self) -> dict[str, float]:
     """Waits for the running update and returns its metrics."""
@@ -82,8 +82,22 @@ class Learner:
   def compile(self, batch: Batch) -> None:
     """Compiles the step for batches of this shape; runs nothing."""
     with jax.set_mesh(self.mesh):
-      batch = jax.device_put(batch, replicated(self.mesh))
-      self._step.lower(self.state, batch).compile()
+      self._step.lower(self.state, self._placed(batch)).compile()
+
+  def _placed(self, batch: Batch) -> Batch:
+    """The batch on every device of the mesh, packed where that is asked."""
+    settings = self.settings
+    if settings.packing:
+      # On the trainer's device: the generator's would let the host wait.
+      with jax.default_device(self.mesh.devices.flat[0]):
+        keep = trained_rows(
+          jnp.asarray(batch.mask),
+          jnp.asarray(batch.correct),
+          group_size=settings.group_size,
+          drop=settings.loss.zero_variance != "keep",
+        )
+      batch = pack(batch, np.asarray(keep), settings.packing)
+    return jax.device_put(batch, replicated(self.mesh))
 
   def load_state(self, state: Any) -> None:
     """Back to a saved `LearnerState`."""

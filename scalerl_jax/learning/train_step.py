@@ -13,22 +13,22 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.config import LossConfig
+from scalerl_jax.learning.packing import trained_rows, unpack
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import constrain
 from scalerl_jax.objectives import clipping, losses
 from scalerl_jax.objectives.advantages import group_advantages
 from scalerl_jax.objectives.aggregation import aggregation_weights
-from scalerl_jax.objectives.filters import zero_variance_keep
 from scalerl_jax.objectives.logprobs import (
   entropy,
   score_in_chunks,
   token_logps,
   warp_logits,
 )
-from scalerl_jax.types import Batch
+from scalerl_jax.types import Batch, Packed
 
 # name -> (logps [B, T], batch, advantages [B], the config's section) -> token
 # losses [B, T]. A new loss is a line here.
@@ -83,26 +83,30 @@ class TrainSettings:
   group_size: int
   micro_batch: int
   max_completion_tokens: int
+  packing: int = 0  # tokens of a row that completions share; 0: a row each
 
 
-def completion_logps(
+def row_logps(
   policy: Policy,
-  batch: Batch,
+  tokens: Int[Array, "R T"],
+  segment_ids: Int[Array, "R T"],
   warp: tuple[tuple[str, Any], ...],
   *,
   chunk: int = 0,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+) -> tuple[Float[Array, "R T"], Float[Array, "R T"]]:
   """log π of each token given those before it, and the entropy it was drawn
   from, under the distribution that the sampler draws from.
 
   Args:
     policy: its hidden states and its head.
-    batch: B rows.
+    tokens: rows of one segment or several.
+    segment_ids: 0 on padding.
     warp: keywords of `warp_logits`.
     chunk: tokens that have logits at the same time; 0: all.
 
   Returns:
-    `[B, T]` each, nats; position 0 holds 0, padding holds anything finite.
+    `[R, T]` each, nats; position 0 holds 0, padding and the first token of a
+    segment hold anything finite.
   """
 
   def score(hidden: Array, tokens: Array) -> tuple[Array, Array]:
@@ -113,12 +117,23 @@ def completion_logps(
     logps = jnp.maximum(logps, CUT_LOGP)
     return logps, entropy(jax.lax.stop_gradient(logits))
 
-  hidden = policy.hidden(batch.tokens, None, batch.segment_ids)
+  hidden = policy.hidden(tokens, None, segment_ids)
   logps, spread = score_in_chunks(
-    score, hidden[:, :-1], batch.tokens[:, 1:], chunk=chunk
+    score, hidden[:, :-1], tokens[:, 1:], chunk=chunk
   )
   shift = ((0, 0), (1, 0))
   return jnp.pad(logps, shift), jnp.pad(spread, shift)
+
+
+def completion_logps(
+  policy: Policy,
+  batch: Batch,
+  warp: tuple[tuple[str, Any], ...],
+  *,
+  chunk: int = 0,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+  """`row_logps` of a batch with a row a completion."""
+  return row_logps(policy, batch.tokens, batch.segment_ids, warp, chunk=chunk)
 
 
 def global_weights(
@@ -126,12 +141,13 @@ def global_weights(
 ) -> tuple[Float[Array, " B"], Float[Array, "B T"], Bool[Array, " B"]]:
   """Advantages, aggregation weights and rows kept, of the whole batch."""
   loss = settings.loss
-  keep = batch.mask.any(axis=1)
-  if loss.zero_variance != "keep":
+  keep = trained_rows(
+    batch.mask,
+    batch.correct,
+    group_size=settings.group_size,
     # What `refill` could not replace is dropped.
-    keep &= zero_variance_keep(
-      batch.correct, group_size=settings.group_size, counted=keep
-    )
+    drop=loss.zero_variance != "keep",
+  )
   advantages = group_advantages(
     batch.rewards,
     group_size=settings.group_size,
@@ -155,11 +171,12 @@ def train_step(
   """One update from one batch; a batch with nothing kept is skipped.
 
   Rows that the filter dropped are not computed at all: kept rows are moved to
-  the front and only as many micro-batches run as they fill.
+  the front and only as many micro-batches run as they fill. A packed batch
+  has only kept completions in its rows, and micro-batches are of these rows.
 
   Args:
     state: donated.
-    batch: B rows, groups adjacent.
+    batch: B rows, groups adjacent; packed or not.
     settings: static.
 
   Returns:
@@ -174,25 +191,44 @@ def train_step(
       f" {settings.micro_batch}"
     )
   advantages, weights, keep = global_weights(batch, settings)
-  order = jnp.argsort(~keep, stable=True)
+  packed: Packed | None = batch.packed
+  if packed is None:
+    order = jnp.argsort(~keep, stable=True)
+  else:
+    order = jnp.arange(len(packed.tokens), dtype=jnp.int32)
   kept = keep.sum(dtype=jnp.int32)
+  filled = kept if packed is None else packed.row.max() + 1
   size = settings.micro_batch
-  micro_batches = (kept + size - 1) // size
+  micro_batches = (filled + size - 1) // size
+  chunk = settings.loss.logprob_chunk
 
   def rows(values: Array, index: Array) -> Array:
     picked = jnp.take(values, index, axis=0)
     return constrain(picked, ("batch",) + (None,) * (picked.ndim - 1))
 
   def objective(params: nnx.State, index: Array) -> tuple[Array, dict]:
-    part = jax.tree.map(lambda values: rows(values, index), batch)
     policy: Policy = nnx.merge(settings.policy, params)
-    logps, spread = completion_logps(
-      policy, part, settings.warp, chunk=settings.loss.logprob_chunk
-    )
-    pushes = rows(advantages, index)
+    if packed is None:
+      part = jax.tree.map(lambda values: rows(values, index), batch)
+      scores = completion_logps(policy, part, settings.warp, chunk=chunk)
+      pushes, shares = rows(advantages, index), rows(weights, index)
+      counted = part.mask & rows(keep, index)[:, None]
+    else:
+      # Only the forward pass is over packed rows. Of the loss, which costs
+      # nothing beside it, all completions are given and these rows' count.
+      part, pushes = batch, advantages
+      tokens, segments = (
+        rows(x, index) for x in (packed.tokens, packed.segment_ids)
+      )
+      scores = row_logps(policy, tokens, segments, settings.warp, chunk=chunk)
+      scores, here = unpack(
+        scores, packed, first=index[0], length=batch.mask.shape[1]
+      )
+      shares = jnp.where(here[:, None], weights, 0.0)
+      counted = batch.mask & (keep & here)[:, None]
+    logps, spread = scores
     token_loss = LOSSES[settings.loss.name](logps, part, pushes, settings.loss)
-    loss = jnp.sum(rows(weights, index) * token_loss)
-    counted = part.mask & rows(keep, index)[:, None]
+    loss = jnp.sum(shares * token_loss)
     return loss, _sums(logps, spread, part, counted, pushes, settings.loss)
 
   def accumulate(m: Array, carry: tuple) -> tuple:

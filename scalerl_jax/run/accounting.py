@@ -143,8 +143,9 @@ class Compute:
   generated and trained on, whatever a filter left out, and nothing generated
   ahead. *Spent* is what the devices computed: all slots at each decode step,
   occupied or not, all prompts prefilled so far, and the micro-batches that the
-  filter left. Both cost a row its whole budget of positions, padding included,
-  since that is what the programs compute. Evaluation is in neither.
+  filter left, of packed rows if there are any. Both cost a row its whole width,
+  padding included, since that is what the programs compute. Evaluation is in
+  neither, and so is what a backward pass computes once more to save memory.
 
   Args:
     model: the architecture.
@@ -219,7 +220,7 @@ class Compute:
       self._model,
       vocab_size=self._vocab_size,
       rows=totals.micro_batches * self._batch.micro_batch,
-      row_tokens=self._row_tokens,
+      row_tokens=self._batch.packing or self._row_tokens,
     )
 
   def spent(self, totals: Totals) -> float:

@@ -148,6 +148,7 @@ class Run:
         group_size=config.batch.group_size,
         micro_batch=config.batch.micro_batch,
         max_completion_tokens=config.sampler.max_completion_tokens,
+        packing=config.batch.packing,
       ),
       meshes.trainer,
     )

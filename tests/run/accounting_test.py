@@ -122,6 +122,14 @@ def test_spent_is_what_the_programs_compute():
   assert compute().spent(totals) == generated + trained
 
 
+def test_packed_rows_cost_their_own_width():
+  batch = dataclasses.replace(BATCH, packing=31)
+  spent = compute(batch).spent_on_training(Totals(micro_batches=4))
+  rows = 4 * BATCH.micro_batch
+  assert spent == 3 * forward_by_hand(rows * 31, 31, rows * 30)
+  assert compute(batch).full(2, 50) == compute().full(2, 50)
+
+
 def test_flops_of_parts_add_up():
   # So that differences of counters may be given as well as counters.
   first = Totals(decode_steps=3, prefilled_rows=2, micro_batches=1)
