@@ -32,7 +32,7 @@ TASKS = (
 CHAINS = frozenset(
   TASKS[:2]
 )  # they have vocabularies and verifiers of their own
-VERIFIERS = ("own", "exact", "stated")
+VERIFIERS = ("own", "exact", "stated", "math", "code")
 LONG_PROMPTS = ("refuse", "drop")
 ORDERS = ("uniform", "easy_to_hard")
 HISTORIES = ("cumulative", "last_visit")
@@ -131,7 +131,12 @@ class TaskConfig:
   dataset: str = ""  # reasoning_gym: its name, as in "basic_arithmetic"
   parameters: str = ""  # reasoning_gym: "max_terms=3, operators=['+', '-']"
   instruction: str = ""  # questions: what stands behind each of them
-  verifier: str = "own"  # questions: own is exact; reasoning_gym's is stated
+  # Questions: exact text, the answer that a text comes to, math-verify, or
+  # Python whose tests are the answer; own is exact, or the dataset's of a gym.
+  verifier: str = "own"
+  verifier_workers: int = 2  # processes for what could hang
+  verifier_seconds: float = 5.0  # of a judgement; then it is wrong
+  verifier_megabytes: int = 4096  # address space of a worker
   thinking_end: str = "</think>"  # questions: verifiers see what is behind it
   long_prompts: str = "refuse"  # questions beyond sampler.max_prompt_tokens
   mixture: str = ""  # mixture: "chain_arithmetic:2,chain_logic:1"
@@ -144,6 +149,9 @@ class TaskConfig:
       {
         "train_prompts": self.train_prompts,
         "heldout_prompts": self.heldout_prompts,
+        "verifier_workers": self.verifier_workers,
+        "verifier_seconds": self.verifier_seconds,
+        "verifier_megabytes": self.verifier_megabytes,
         "min_operations": self.min_operations,
       },
     )

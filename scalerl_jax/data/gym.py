@@ -8,26 +8,29 @@ import ast
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalerl_jax.config import TaskConfig
 from scalerl_jax.data.prompts import Line
-from scalerl_jax.data.questions import Fits, Source
+from scalerl_jax.data.questions import Fits, Source, make_pool
 from scalerl_jax.data.streams import Purpose, stream
-from scalerl_jax.rewards.judges import Judge
+from scalerl_jax.rewards.judges import Judge, PoolJudge, TextJudge, gym_question
+from scalerl_jax.rewards.verifiers import stated_match
 
 _SEED = 2**16  # address of the datasets' seeds; chains have the small ones
 _TRIES = 20  # questions made for each that is wanted, before it is given up
 
 
-def gym_source(
-  task: TaskConfig, judge: Callable[[Mapping[str, int]], Judge]
-) -> Source:
+def gym_source(task: TaskConfig, judge: Judge | None = None) -> Source:
   """The dataset `task.dataset` with the parameters `task.parameters`.
 
   Questions are addressed by (`task.seed`, index) and none occurs twice. The
   first ones are held out: they stay when more are trained on.
+
+  Without another judge, an answer is right that is equal to the dataset's; in
+  datasets with a scorer of their own, also one that it scores 1, in a pool.
 
   Raises:
     ValueError: a dataset, a parameter or a value that reasoning-gym does not
@@ -43,7 +46,28 @@ def gym_source(
     name="reasoning_gym",
     lines=lines,
     split=functools.partial(_split, dataset, tries, task),
-    judge=judge,
+    judge=functools.partial(_judge, dataset, task, judge),
+  )
+
+
+def _judge(
+  dataset: Any,
+  task: TaskConfig,
+  judge: Judge | None,
+  origins: Mapping[str, int],
+) -> Judge:
+  from reasoning_gym.dataset import ProceduralDataset
+
+  if judge is not None:
+    return judge
+  if type(dataset).score_answer is ProceduralDataset.score_answer:
+    return TextJudge(stated_match, task.thinking_end)
+  options = read_parameters(task.parameters)
+  options |= {"seed": dataset.seed, "size": dataset.size}
+  return PoolJudge(
+    make_pool(task, "gym"),
+    task.thinking_end,
+    gym_question(task.dataset, json.dumps(options), origins),
   )
 
 

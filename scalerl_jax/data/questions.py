@@ -17,6 +17,7 @@ from scalerl_jax.data.streams import Purpose, stream
 from scalerl_jax.data.task import Part, Task
 from scalerl_jax.data.tokenizers import Tokenizer
 from scalerl_jax.rewards.judges import Judge
+from scalerl_jax.rewards.pool import Pool
 from scalerl_jax.types import Prompt
 
 Fits = Callable[[Line], bool]
@@ -154,4 +155,15 @@ def split_file(
   """`split_lines` of those that fit."""
   return prompts.split_lines(
     [line for line in lines if fits(line)], train=train, heldout=heldout
+  )
+
+
+def make_pool(task: TaskConfig, kind: str, *, fresh: bool = False) -> Pool:
+  """Workers for the judgements of one task; none starts yet."""
+  return Pool(
+    kind,
+    workers=task.verifier_workers,
+    seconds=task.verifier_seconds,
+    megabytes=task.verifier_megabytes,
+    fresh=fresh,
   )

@@ -7,7 +7,7 @@ mixture is a task of several parts, each of which is a task by itself.
 import functools
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from scalerl_jax.config import CHAINS, SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain, mixture, prompts
@@ -15,19 +15,28 @@ from scalerl_jax.data.chain import Operations
 from scalerl_jax.data.gym import gym_source
 from scalerl_jax.data.mixture import MixedTexts
 from scalerl_jax.data.pieces import PieceTokenizer
-from scalerl_jax.data.questions import Source, question_part, split_file
+from scalerl_jax.data.questions import (
+  Source,
+  make_pool,
+  question_part,
+  split_file,
+)
 from scalerl_jax.data.streams import Purpose, stream
 from scalerl_jax.data.task import Part, Task
 from scalerl_jax.data.teacher import Scribe
 from scalerl_jax.data.tokenizers import Tokenizer
 from scalerl_jax.rewards import verifiers
-from scalerl_jax.rewards.judges import Judge, TextJudge
+from scalerl_jax.rewards.judges import (
+  Judge,
+  PoolJudge,
+  TextJudge,
+  code_question,
+  math_question,
+)
 from scalerl_jax.rewards.verifiers import Verifier
 from scalerl_jax.types import Prompt
 
 _DRAWN_AT_ONCE = 1024  # chains; fixed, so that prompts do not depend on counts
-# What `task.verifier = "own"` means.
-_OWN = {"jsonl": "exact", "reasoning_gym": "stated"}
 _TEXT_VERIFIERS: dict[str, Verifier] = {
   "exact": verifiers.exact_match,
   "stated": verifiers.stated_match,
@@ -111,22 +120,27 @@ def load_task(
 
 
 def _source(name: str, task: TaskConfig) -> Source:
-  """Where the questions of a task come from."""
-  judge = _judge(name, task)
+  """Where the questions of a task come from, and who judges them."""
   if name == "reasoning_gym":
-    return gym_source(task, judge)
+    return gym_source(task, _judge(task))
   lines = prompts.read_jsonl(task.path)
   split = functools.partial(
     split_file, lines, train=task.train_prompts, heldout=task.heldout_prompts
   )
-  return Source(name, lines, split, judge)
+  judge = _judge(task) or TextJudge(verifiers.exact_match, task.thinking_end)
+  return Source(name, lines, split, lambda origins: judge)
 
 
-def _judge(name: str, task: TaskConfig) -> Callable[[Mapping[str, int]], Judge]:
-  """What makes the judge of a task of questions."""
-  kind = _OWN[name] if task.verifier == "own" else task.verifier
-  verifier = _TEXT_VERIFIERS[kind]
-  return lambda origins: TextJudge(verifier, task.thinking_end)
+def _judge(task: TaskConfig) -> Judge | None:
+  """The judge that `task.verifier` names; None for a task's own."""
+  if task.verifier == "own":
+    return None
+  if text := _TEXT_VERIFIERS.get(task.verifier):
+    return TextJudge(text, task.thinking_end)
+  if task.verifier == "math":
+    return PoolJudge(make_pool(task, "math"), task.thinking_end, math_question)
+  pool = make_pool(task, "code", fresh=True)
+  return PoolJudge(pool, task.thinking_end, code_question)
 
 
 def _chain_part(

@@ -15,6 +15,7 @@ _NUMBER = re.compile(
   r"|[-+]?\.\d+)(?!\w)"
 )
 _FRACTION = re.compile(r"(?<![\w.)/])(?>[-+]?\d+\s*/\s*\d+)(?![\w/])")
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -128,6 +129,16 @@ def stated_answer(text: str, *, like: str) -> str | None:
     fraction = _FRACTION.findall(_plain(text))
     return fraction[-1] if fraction else last_number(text)
   return last_number(text)
+
+
+def code_block(text: str) -> str:
+  """The last fenced block of Python; the whole text where there is none.
+
+  >>> code_block("Like this:\\n```python\\nx = 1\\n```\\nDone.")
+  'x = 1\\n'
+  """
+  blocks = _BLOCK.findall(text)
+  return blocks[-1] if blocks else text
 
 
 def _plain(text: str) -> str:
