@@ -34,6 +34,9 @@ CHAINS = frozenset(
 )  # they have vocabularies and verifiers of their own
 VERIFIERS = ("own", "exact", "stated", "math", "code")
 LONG_PROMPTS = ("refuse", "drop")
+QK_NORMS = ("none", "scaled", "unscaled")
+ROUTERS = ("softmax", "softmax_chosen", "sigmoid")
+REMATS = ("none", "block")
 ORDERS = ("uniform", "easy_to_hard")
 HISTORIES = ("cumulative", "last_visit")
 LENGTH_CONTROLS = ("none", "interruption", "penalty")
@@ -269,9 +272,25 @@ class SupervisedConfig:
     )
 
 
+def _layers(name: str, text: str, depth: int) -> tuple[int, ...]:
+  """Layer numbers written as in "3,7,11", in order and each once."""
+  rule = f"layers 0 .. {depth - 1} in order, as in '0,2', or empty"
+  parts = [part.strip() for part in text.split(",")] if text else []
+  _check(all(part.isdecimal() for part in parts), name, rule, text)
+  numbers = tuple(int(part) for part in parts)
+  _check(list(numbers) == sorted({*numbers}), name, rule, text)
+  _check(not numbers or numbers[-1] < depth, name, rule, text)
+  return numbers
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """A decoder-only transformer; the vocabulary comes from the tokenizer."""
+  """A decoder-only transformer; the vocabulary comes from the tokenizer.
+
+  The parts of published families (Llama 3 and 4, Qwen2 and 3) are fields that
+  are off by default. With `checkpoint`, all but `dtype` and `remat` comes from
+  its files.
+  """
 
   width: int = 64
   num_layers: int = 2
@@ -283,6 +302,26 @@ class ModelConfig:
   norm_epsilon: float = 1e-6
   tied_head: bool = True  # the head reads the embedding table
   dtype: str = "float32"  # of the body; the head's is each side's choice
+  attention_bias: bool = False  # of query, key and value
+  # scaled: an RMS norm with weights before the rotation; unscaled: one without
+  # after it, on layers that rotate.
+  qk_norm: str = "none"
+  rope_factor: float = 1.0  # slow rotations are so much slower; 1: off
+  rope_low_frequency: float = 1.0  # turns within rope_context below which
+  rope_high_frequency: float = 4.0  # all of that, and above which nothing
+  rope_context: int = 8192  # tokens; of the first training
+  no_rope_layers: str = ""  # "3,7": these do not rotate and see everything
+  attention_chunk: int = 0  # tokens; others see their own chunk only; 0: off
+  query_temperature: float = 0.0  # no_rope_layers: 1 + so much · log of
+  query_temperature_floor: int = 8192  # whole stretches of this length
+  num_experts: int = 0  # 0: every MLP is dense
+  experts_per_token: int = 1
+  expert_width: int = 0
+  shared_expert: bool = False  # another expert that every token goes through
+  dense_layers: str = ""  # "0,2": these have an MLP of mlp_width
+  router: str = "softmax"  # over all experts, or the chosen; or of the input
+  remat: str = "none"  # block: a layer's activations are computed again
+  checkpoint: str = ""  # a published policy: its folder or its name on the hub
 
   def __post_init__(self):
     _check_types("model", self)
@@ -297,6 +336,10 @@ class ModelConfig:
         "mlp_width": self.mlp_width,
         "rope_theta": self.rope_theta,
         "norm_epsilon": self.norm_epsilon,
+        "rope_low_frequency": self.rope_low_frequency,
+        "rope_context": self.rope_context,
+        "query_temperature_floor": self.query_temperature_floor,
+        "experts_per_token": self.experts_per_token,
       },
     )
     _check(
@@ -312,6 +355,87 @@ class ModelConfig:
       self.head_width,
     )
     _choice("model.dtype", self.dtype, DTYPES)
+    _choice("model.qk_norm", self.qk_norm, QK_NORMS)
+    _choice("model.router", self.router, ROUTERS)
+    _choice("model.remat", self.remat, REMATS)
+    _check(
+      1.0 <= self.rope_factor < math.inf,
+      "model.rope_factor",
+      "1 (off) or more and finite",
+      self.rope_factor,
+    )
+    _check(
+      self.rope_low_frequency <= self.rope_high_frequency < math.inf,
+      "model.rope_high_frequency",
+      f"at least model.rope_low_frequency ({self.rope_low_frequency})",
+      self.rope_high_frequency,
+    )
+    for name in ("attention_chunk", "query_temperature", "num_experts"):
+      value = getattr(self, name)
+      _check(0 <= value < math.inf, f"model.{name}", "0 (off) or more", value)
+    _layers("model.no_rope_layers", self.no_rope_layers, self.num_layers)
+    dense = _layers("model.dense_layers", self.dense_layers, self.num_layers)
+    if self.num_experts:
+      _positive("model", {"expert_width": self.expert_width})
+      _check(
+        self.experts_per_token <= self.num_experts,
+        "model.experts_per_token",
+        f"at most model.num_experts ({self.num_experts})",
+        self.experts_per_token,
+      )
+      _check(
+        len(dense) < self.num_layers,
+        "model.dense_layers",
+        f"fewer than all {self.num_layers} layers when there are experts",
+        self.dense_layers,
+      )
+    else:
+      for name in ("expert_width", "shared_expert", "dense_layers"):
+        value = getattr(self, name)
+        rule = "left at its default without experts (model.num_experts 0)"
+        _check(not value, f"model.{name}", rule, value)
+    if self.checkpoint:
+      self._check_checkpoint()
+
+  def _check_checkpoint(self) -> None:
+    """Nothing else says what the architecture is."""
+    changed = [
+      field.name
+      for field in dataclasses.fields(self)
+      if field.name not in ("checkpoint", "dtype", "remat")
+      and getattr(self, field.name) != field.default
+    ]
+    _check(
+      not changed,
+      "model." + ", model.".join(changed),
+      f"left at the default with model.checkpoint ({self.checkpoint!r}), whose"
+      " own architecture is used",
+      ", ".join(str(getattr(self, name)) for name in changed),
+    )
+
+  @property
+  def rotates(self) -> tuple[bool, ...]:
+    """Which layers have rotary embeddings.
+
+    >>> ModelConfig(no_rope_layers="1").rotates
+    (True, False)
+    """
+    plain = _layers(
+      "model.no_rope_layers", self.no_rope_layers, self.num_layers
+    )
+    return tuple(n not in plain for n in range(self.num_layers))
+
+  @property
+  def sparse(self) -> tuple[bool, ...]:
+    """Which layers have experts.
+
+    >>> ModelConfig(num_experts=3, expert_width=5, dense_layers="0").sparse
+    (False, True)
+    """
+    dense = _layers("model.dense_layers", self.dense_layers, self.num_layers)
+    return tuple(
+      self.num_experts > 0 and n not in dense for n in range(self.num_layers)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

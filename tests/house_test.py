@@ -464,6 +464,29 @@ def _dtypes(choice, _):
   return hidden.dtype.name
 
 
+def _model(field, **others):
+  """Logits of a policy, by a choice of its architecture."""
+
+  def answer(choice, _):
+    shape = dataclasses.replace(_policy().config, **{field: choice}, **others)
+    policy = Policy(shape, vocab_size=7, rngs=nnx.Rngs(0))
+    return policy(jnp.arange(6, dtype=jnp.int32).reshape(2, 3))
+
+  return answer
+
+
+def _remats(choice, _):
+  """Whether the gradient of a policy computes its layers again."""
+  policy = _policy()
+  policy.config = dataclasses.replace(policy.config, remat=choice)
+  graph, params = nnx.split(policy)
+
+  def loss(params):
+    return nnx.merge(graph, params)(jnp.zeros((2, 3), jnp.int32)).sum()
+
+  return "remat" in str(jax.make_jaxpr(jax.grad(loss))(params))
+
+
 def _tasks(choice, tmp_path):
   path = tmp_path / "prompts.jsonl"
   rows = [{"prompt": f"say {n}", "answer": str(n)} for n in range(8)]
@@ -509,6 +532,11 @@ ANSWERS = {
   "LENGTH_CONTROLS": _length_controls,
   "TRUNCATED": _truncated,
   "DTYPES": _dtypes,
+  "QK_NORMS": _model("qk_norm"),
+  "ROUTERS": _model(
+    "router", num_experts=3, experts_per_token=2, expert_width=5
+  ),
+  "REMATS": _remats,
   "TASKS": _tasks,
   "LONG_PROMPTS": _long_prompts,
 }

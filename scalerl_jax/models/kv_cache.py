@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.models.layers import FLOAT32, MASKED
 
@@ -141,15 +141,36 @@ def close_cache(cache: KVCache, opened: OpenCache) -> KVCache:
   )
 
 
+def _age(cache: OpenCache) -> Int[Array, " Tc"]:
+  """How many decode steps ago each column of the ring was written."""
+  ring = cache.completion_tokens
+  return (cache.cursor - jnp.arange(ring, dtype=jnp.int32)) % ring
+
+
 def visible(cache: OpenCache) -> Float[Array, "S T"]:
   """Additive float32 mask of a step that has written, before `advance`."""
   columns = jnp.arange(cache.prompt_tokens, dtype=jnp.int32)
   prompt = columns[None] < cache.prompt_length[:, None]
-  ring = cache.completion_tokens
-  age = (cache.cursor - jnp.arange(ring, dtype=jnp.int32)) % ring
-  own = age[None] < (cache.length + 1)[:, None]
+  own = _age(cache)[None] < (cache.length + 1)[:, None]
   seen = jnp.concatenate([prompt, own], axis=1)
   return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+
+
+def same_chunk(
+  cache: OpenCache, positions: Int[Array, " S"], chunk: int
+) -> Bool[Array, "S T"]:
+  """Columns whose position lies in the chunk of the slot's newest token.
+
+  Args:
+    cache: opened; a prompt's column is its position.
+    positions: of the tokens that are being read.
+    chunk: positions of a chunk.
+  """
+  columns = jnp.arange(cache.prompt_tokens, dtype=jnp.int32)[None]
+  prompt = jnp.broadcast_to(columns, (len(positions), cache.prompt_tokens))
+  own = positions[:, None] - _age(cache)[None]
+  where = jnp.concatenate([prompt, own], axis=1)
+  return where // chunk == (positions // chunk)[:, None]
 
 
 def write(

@@ -4,7 +4,7 @@ Learner and sampler both call these; what differs between them is only which
 keys and values a query sees.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,38 @@ def rms_norm(
   return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype)
 
 
+class RopeStretch(NamedTuple):
+  """Rotations for contexts longer than those of the first training."""
+
+  factor: float  # slow rotations are so much slower
+  low: float  # turns within `context` below which a rotation is slow
+  high: float  # above which it is fast and stays; between, a blend
+  context: int  # tokens
+
+
+def stretched(
+  frequencies: Float[Array, " half"], stretch: RopeStretch
+) -> Float[Array, " half"]:
+  """Llama 3's frequencies: f/factor if slow, f if fast, blended between.
+
+  The share that stays is (turns − low) / (high − low) within [0, 1], where
+  turns = context·f / 2π.
+
+  Reference: Llama Team, 2024, arXiv 2407.21783, section 3.4.3, and its
+  published code, whose form this is.
+  """
+  turns = stretch.context * frequencies / (2.0 * jnp.pi)
+  # Equal bounds leave nothing to blend: a step.
+  span = max(stretch.high - stretch.low, 1e-9)
+  stays = jnp.clip((turns - stretch.low) / span, 0.0, 1.0)
+  return stays * frequencies + (1.0 - stays) * frequencies / stretch.factor
+
+
 def rope_angles(
-  positions: Int[Array, "*B"], head_width: int, theta: float
+  positions: Int[Array, "*B"],
+  head_width: int,
+  theta: float,
+  stretch: RopeStretch | None = None,
 ) -> tuple[Float[Array, "*B half"], Float[Array, "*B half"]]:
   """Cosine and sine of the rotary angles, float32 `[..., Dh/2]`.
 
@@ -47,6 +77,8 @@ def rope_angles(
   """
   half = head_width // 2
   frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  if stretch is not None:
+    frequencies = stretched(frequencies, stretch)
   frequencies = jnp.expand_dims(frequencies, tuple(range(positions.ndim)))
   angles = positions[..., None].astype(jnp.float32) * frequencies
   return jnp.cos(angles), jnp.sin(angles)
@@ -98,6 +130,27 @@ def attention_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
   causal = jnp.tril(jnp.ones((length, length), bool))
   same = segment_ids[:, :, None] == segment_ids[:, None, :]
   return same & (segment_ids[:, None, :] != 0) & causal[None]
+
+
+def chunk_mask(
+  positions: Int[Array, "B T"], chunk: int
+) -> Bool[Array, "B T T"]:
+  """True where query and key lie in the same chunk of positions."""
+  index = positions // chunk
+  return index[:, :, None] == index[:, None, :]
+
+
+def query_temperature(
+  positions: Int[Array, "*B"], *, scale: float, floor: int
+) -> Float[Array, "*B"]:
+  """1 + scale·log(1 + ⌊(position + 1) / floor⌋), a factor of the queries.
+
+  Attention stays as sharp over long contexts as over short ones.
+
+  Reference: Nakanishi, 2025, arXiv 2501.19399, in the form of Llama 4.
+  """
+  stretches = jnp.floor((positions.astype(jnp.float32) + 1.0) / floor)
+  return jnp.log1p(stretches) * scale + 1.0
 
 
 def segment_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:

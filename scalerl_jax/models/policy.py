@@ -5,22 +5,30 @@ Parameters are an NNX module, created sharded; layers of one kind are stacked
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
-from scalerl_jax.models import kv_cache, layers
+from scalerl_jax.models import kv_cache, layers, moe
 from scalerl_jax.models.kv_cache import KVCache, OpenCache
+from scalerl_jax.models.plan import (
+  Kind,
+  layer_weights,
+  parameter_plan,
+  scan_layers,
+)
 from scalerl_jax.models.sharding import (
+  check_experts,
   check_heads,
   constrain,
   make_mesh,
-  partition_spec,
+  named_sharding,
+  spec_of,
 )
 
 # Below this many layers a scan is unrolled: XLA's CPU loop costs more than
@@ -28,49 +36,12 @@ from scalerl_jax.models.sharding import (
 UNROLL_LAYERS = 4
 
 
-def parameter_plan(
-  config: ModelConfig, vocab_size: int
-) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...], float]]:
-  """Shape, logical axes and initial standard deviation of each parameter.
+class Places(NamedTuple):
+  """What the block reads of the tokens' positions."""
 
-  A deviation of 0 means ones, as norms start. Layers are stacked `[L, ...]`.
-  """
-  depth, width, mlp = config.num_layers, config.width, config.mlp_width
-  head_width = config.head_width
-  mixed = config.num_heads * head_width
-  inward = width**-0.5
-  # Outputs into the residual stream start smaller, the deeper the model.
-  residual = (2.0 * depth) ** -0.5
-
-  def heads(count: int, name: str) -> tuple:
-    shape = (depth, width, count, head_width)
-    return shape, ("layers", "embed", name, None), inward
-
-  table = (vocab_size, width), ("vocab", "embed"), inward
-  norm = (depth, width), ("layers", "embed"), 0.0
-  up = (depth, width, mlp), ("layers", "embed", "mlp"), inward
-  plan = {
-    "embedding": table,
-    "final_norm": ((width,), ("embed",), 0.0),
-    "attention_norm": norm,
-    "query": heads(config.num_heads, "heads"),
-    "key": heads(config.num_kv_heads, "kv_heads"),
-    "value": heads(config.num_kv_heads, "kv_heads"),
-    "out": (
-      (depth, config.num_heads, head_width, width),
-      ("layers", "heads", None, "embed"),
-      residual * mixed**-0.5,
-    ),
-    "mlp_norm": norm,
-    "gate": up,
-    "up": up,
-    "down": (
-      (depth, mlp, width),
-      ("layers", "mlp", "embed"),
-      residual * mlp**-0.5,
-    ),
-  }
-  return plan if config.tied_head else {**plan, "output": table}
+  cos: Array
+  sin: Array
+  temperature: Array | None  # of queries that do not rotate
 
 
 class Policy(nnx.Module):
@@ -81,9 +52,12 @@ class Policy(nnx.Module):
     vocab_size: V, of the tokenizer.
     rngs: `params` stream, for the initial weights.
     mesh: where parameters are created; one device by default.
+    values: weights by the plan's names, in place of initial ones; tables may
+      have rows beyond V, which are no words.
 
   Raises:
-    ValueError: the mesh's tensor axis does not divide the heads.
+    ValueError: the mesh's tensor axis does not divide the heads, or its expert
+      axis the experts.
   """
 
   def __init__(
@@ -91,35 +65,22 @@ class Policy(nnx.Module):
     config: ModelConfig,
     *,
     vocab_size: int,
-    rngs: nnx.Rngs,
+    rngs: nnx.Rngs | None = None,
     mesh: Mesh | None = None,
+    values: dict[str, Array] | None = None,
   ):
     mesh = make_mesh() if mesh is None else mesh
     check_heads(config.num_heads, config.num_kv_heads, mesh.shape["tensor"])
+    check_experts(config.num_experts, mesh.shape["expert"])
     self.config = config
     self.vocab_size = vocab_size
     self.head_dtype = "float32"
-    plan = parameter_plan(config, vocab_size)
-    specs = {
-      name: partition_spec(axes, shape, mesh)
-      for name, (shape, axes, _) in plan.items()
-    }
-
-    def create(key: Array) -> dict[str, Array]:
-      keys = jax.random.split(key, len(plan))
-      return {
-        name: scale * jax.random.normal(keys[i], shape, jnp.float32)
-        if scale
-        else jnp.ones(shape, jnp.float32)
-        for i, (name, (shape, _, scale)) in enumerate(plan.items())
-      }
-
-    shardings = {n: NamedSharding(mesh, spec) for n, spec in specs.items()}
-    # One program, with out_shardings: no device ever holds a whole array.
-    values = jax.jit(create, out_shardings=shardings)(rngs.params())
+    if values is None:
+      rngs = nnx.Rngs(0) if rngs is None else rngs
+      values = _initial(config, vocab_size, rngs.params(), mesh)
     with jax.set_mesh(mesh):
       params = {
-        name: nnx.Param(value, out_sharding=specs[name])
+        name: nnx.Param(value, out_sharding=spec_of(value))
         for name, value in values.items()
       }
     self.embedding = params.pop("embedding")
@@ -158,8 +119,12 @@ class Policy(nnx.Module):
     """
     table = self.embedding if self.config.tied_head else self.output
     if self.head_dtype == "bfloat16":
-      return layers.bfloat16_head(hidden, table[...])
-    return layers.float32_head(hidden, table[...])
+      logits = layers.bfloat16_head(hidden, table[...])
+    else:
+      logits = layers.float32_head(hidden, table[...])
+    # Rows beyond V fill up the tensor axis: no words, and no gradient.
+    padded = table.shape[0] != self.vocab_size
+    return logits[..., : self.vocab_size] if padded else logits
 
   def hidden(
     self,
@@ -214,29 +179,31 @@ class Policy(nnx.Module):
     """`decode` on a cache that a loop has opened once for many steps."""
     config = self.config
     x = self._embed(tokens)
-    cos, sin = layers.rope_angles(
-      positions, config.head_width, config.rope_theta
-    )
-    mask = kv_cache.visible(cache)
+    places = self._places(positions)
+    mask = near = kv_cache.visible(cache)
+    if config.attention_chunk:
+      chunk = kv_cache.same_chunk(cache, positions, config.attention_chunk)
+      near = jnp.where(chunk, mask, layers.MASKED)
 
-    def block(carry: tuple, scanned: tuple) -> tuple:
+    def block(
+      carry: tuple, weights: dict[str, Array], layer: Any, kind: Kind
+    ) -> tuple:
       x, cache = carry
-      layer, weights = scanned
 
       def attend(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
         written = kv_cache.write(cache, layer, key, value)
-        return kv_cache.attend_cached(query, written, layer, mask), written
+        seen = near if kind.rotates else mask
+        return kv_cache.attend_cached(query, written, layer, seen), written
 
-      return self._block(x, weights, cos, sin, attend), None
+      return self._block(x, weights, kind, places, attend), None
 
     carry = (x, cache)
     if self.unrolled:
       for layer in range(config.num_layers):
-        weights = {name: stack[layer] for name, stack in self._stack().items()}
-        carry, _ = block(carry, (layer, weights))
+        weights, kind = layer_weights(config, self._stack(), layer)
+        carry, _ = block(carry, weights, layer, kind)
     else:
-      index = jnp.arange(config.num_layers, dtype=jnp.int32)
-      carry, _ = jax.lax.scan(block, carry, (index, self._stack()))
+      carry, _ = scan_layers(config, block, carry, self._stack())
     x, cache = carry
     return self._final(x), kv_cache.advance(cache)
 
@@ -274,12 +241,35 @@ class Policy(nnx.Module):
   def _final(self, x: Array) -> Array:
     return layers.rms_norm(x, self.final_norm[...], self.config.norm_epsilon)
 
+  def _places(self, positions: Array) -> Places:
+    """Rotations and query temperatures of these positions."""
+    config = self.config
+    stretch = None
+    if config.rope_factor != 1.0:
+      stretch = layers.RopeStretch(
+        config.rope_factor,
+        config.rope_low_frequency,
+        config.rope_high_frequency,
+        config.rope_context,
+      )
+    cos, sin = layers.rope_angles(
+      positions, config.head_width, config.rope_theta, stretch
+    )
+    temperature = None
+    if config.query_temperature:
+      temperature = layers.query_temperature(
+        positions,
+        scale=config.query_temperature,
+        floor=config.query_temperature_floor,
+      )
+    return Places(cos, sin, temperature)
+
   def _block(
     self,
     x: Array,
     weights: dict[str, Array],
-    cos: Array,
-    sin: Array,
+    kind: Kind,
+    places: Places,
     attend: Callable[[Array, Array, Array], tuple[Array, Any]],
   ) -> tuple[Array, Any]:
     """One pre-norm layer; `attend` says which keys and values are seen."""
@@ -289,16 +279,35 @@ class Policy(nnx.Module):
 
     def project(name: str, heads: int) -> Array:
       flat = layers.matmul(h, weights[name])
-      return flat.reshape(*h.shape[:-1], heads, config.head_width)
+      out = flat.reshape(*h.shape[:-1], heads, config.head_width)
+      if config.attention_bias:
+        bias = weights[f"{name}_bias"].astype(x.dtype)
+        out += jnp.expand_dims(bias, tuple(range(h.ndim - 1)))
+      return out
 
-    query = layers.rotate(project("query", config.num_heads), cos, sin)
-    key = layers.rotate(project("key", config.num_kv_heads), cos, sin)
+    def turn(name: str, heads: int) -> Array:
+      out = project(name, heads)
+      if config.qk_norm == "scaled":
+        out = layers.rms_norm(out, weights[f"{name}_norm"], epsilon)
+      if kind.rotates:
+        out = layers.rotate(out, places.cos, places.sin)
+        if config.qk_norm == "unscaled":
+          ones = jnp.ones((config.head_width,), jnp.float32)
+          out = layers.rms_norm(out, ones, epsilon)
+      return out
+
+    query = turn("query", config.num_heads)
+    if places.temperature is not None and not kind.rotates:
+      query *= places.temperature[..., None, None].astype(x.dtype)
+    key = turn("key", config.num_kv_heads)
     value = project("value", config.num_kv_heads)
     mixed, extra = attend(query, key, value)
     mixed = mixed.astype(x.dtype).reshape(*x.shape[:-1], -1)
     out = weights["out"].reshape(-1, config.width)
     x = x + layers.matmul(mixed, out)
     h = layers.rms_norm(x, weights["mlp_norm"], epsilon)
+    if kind.sparse:
+      return x + moe.mixture(h, weights, config), extra
     x = x + layers.swiglu(h, weights["gate"], weights["up"], weights["down"])
     return x, extra
 
@@ -315,22 +324,54 @@ class Policy(nnx.Module):
       segment_ids = jnp.ones(tokens.shape, jnp.int32)
     if positions is None:
       positions = layers.segment_positions(segment_ids)
-    mask = layers.attention_mask(segment_ids)
-    cos, sin = layers.rope_angles(
-      positions, config.head_width, config.rope_theta
-    )
+    mask = near = layers.attention_mask(segment_ids)
+    if config.attention_chunk:
+      near = mask & layers.chunk_mask(positions, config.attention_chunk)
+    places = self._places(positions)
     x = constrain(self._embed(tokens), ("batch", None, None))
 
-    def block(x: Array, weights: dict[str, Array]) -> tuple:
+    def block(
+      x: Array, weights: dict[str, Array], layer: Any, kind: Kind
+    ) -> tuple:
+      del layer
+
       def attend(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
-        mixed = layers.attend(query, key, value, mask)
+        mixed = layers.attend(query, key, value, near if kind.rotates else mask)
         return mixed, (key, value) if keep_kv else None
 
-      x, kv = self._block(x, weights, cos, sin, attend)
+      x, kv = self._block(x, weights, kind, places, attend)
       return constrain(x, ("batch", None, None)), kv
 
-    x, kv = jax.lax.scan(block, x, self._stack(), unroll=self.unrolled)
+    if config.remat == "block" and not keep_kv:
+      # Inside a loop nothing can be merged with the first computation.
+      block = jax.checkpoint(
+        block, prevent_cse=self.unrolled, static_argnums=(3,)
+      )
+    x, kv = scan_layers(config, block, x, self._stack(), unroll=self.unrolled)
     return self._final(x), kv
+
+
+def _initial(
+  config: ModelConfig, vocab_size: int, key: Array, mesh: Mesh
+) -> dict[str, Array]:
+  """Initial weights, each on its devices from the first moment on."""
+  plan = parameter_plan(config, vocab_size)
+
+  def create(key: Array) -> dict[str, Array]:
+    keys = jax.random.split(key, len(plan))
+    return {
+      name: part.deviation * jax.random.normal(keys[i], part.shape, jnp.float32)
+      if part.deviation
+      else jnp.full(part.shape, part.mean, jnp.float32)
+      for i, (name, part) in enumerate(plan.items())
+    }
+
+  shardings = {
+    name: named_sharding(part.axes, part.shape, mesh)
+    for name, part in plan.items()
+  }
+  # One program, with out_shardings: no device ever holds a whole array.
+  return jax.jit(create, out_shardings=shardings)(key)
 
 
 def with_head_dtype(

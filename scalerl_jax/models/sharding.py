@@ -27,6 +27,7 @@ RULES: dict[str, str | tuple[str, ...]] = {
   "heads": "tensor",
   "kv_heads": "tensor",
   "mlp": "tensor",
+  "expert": "expert",
 }
 
 
@@ -35,6 +36,7 @@ def make_mesh(
   *,
   fsdp: int = 1,
   tensor: int = 1,
+  expert: int = 1,
 ) -> Mesh:
   """A mesh with all four axes over `devices`; `data` takes what is left.
 
@@ -42,19 +44,21 @@ def make_mesh(
     devices: local devices, the first one only by default.
     fsdp: devices that share parameters and optimiser state.
     tensor: devices that share each weight matrix.
+    expert: devices that share the experts of a layer.
 
   Raises:
-    ValueError: `fsdp * tensor` does not divide the number of devices.
+    ValueError: `fsdp * tensor * expert` does not divide the devices.
   """
   devices = jax.local_devices()[:1] if devices is None else devices
-  data, rest = divmod(len(devices), fsdp * tensor)
+  data, rest = divmod(len(devices), fsdp * tensor * expert)
   if rest or not data:
+    experts = f" x expert ({expert})" if expert != 1 else ""
     raise ValueError(
-      f"fsdp ({fsdp}) x tensor ({tensor}) must divide the {len(devices)}"
-      " devices of the mesh; lower one of them"
+      f"fsdp ({fsdp}) x tensor ({tensor}){experts} must divide the"
+      f" {len(devices)} devices of the mesh; lower one of them"
     )
   return Mesh(
-    np.asarray(devices).reshape(data, fsdp, tensor, 1),
+    np.asarray(devices).reshape(data, fsdp, tensor, expert),
     AXES,
     axis_types=(AxisType.Auto,) * len(AXES),
   )
@@ -121,6 +125,24 @@ def check_heads(num_heads: int, num_kv_heads: int, tensor: int) -> None:
       )
 
 
+def check_experts(num_experts: int, expert: int) -> None:
+  """Refuses a mesh that would share experts unevenly.
+
+  Raises:
+    ValueError: `expert` does not divide the experts.
+  """
+  if num_experts % expert:
+    raise ValueError(
+      f"the mesh's expert axis ({expert}) must divide the {num_experts} experts"
+      " of the policy; lower it"
+    )
+
+
+def spec_of(x: jax.Array) -> PartitionSpec:
+  """The spec of an array; of one without a mesh, that of a whole copy."""
+  return getattr(x.sharding, "spec", PartitionSpec())
+
+
 def shardings_on(mesh: Mesh, tree: Any) -> Any:
   """Shardings of the same arrays on another mesh with the same axes.
 
@@ -128,7 +150,7 @@ def shardings_on(mesh: Mesh, tree: Any) -> Any:
   """
 
   def one(x: jax.Array) -> NamedSharding:
-    spec = getattr(x.sharding, "spec", PartitionSpec())
+    spec = spec_of(x)
     kept = []
     for axes, size in zip(spec, x.shape, strict=False):
       names = (axes,) if isinstance(axes, str) else axes or ()
