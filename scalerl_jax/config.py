@@ -26,12 +26,15 @@ TASKS = (
   "chain_arithmetic",
   "chain_logic",
   "jsonl",
+  "parquet",
+  "tfds",
   "reasoning_gym",
   "mixture",
 )
 CHAINS = frozenset(
   TASKS[:2]
 )  # they have vocabularies and verifiers of their own
+FILES = frozenset(TASKS[2:5])  # they read task.path
 VERIFIERS = ("own", "exact", "stated", "math", "code")
 LONG_PROMPTS = ("refuse", "drop")
 QK_NORMS = ("none", "scaled", "unscaled")
@@ -130,7 +133,10 @@ class TaskConfig:
   modulus: int = 16  # chain_arithmetic: values are 0 .. modulus-1
   min_operations: int = 2
   max_operations: int = 12
-  path: str = ""  # jsonl: one {"prompt": ..., "answer": ...} a line
+  path: str = ""  # jsonl, parquet: the file; tfds: a prepared dataset's folder
+  prompt_column: str = "prompt"  # files: where a record has its question
+  answer_column: str = "answer"
+  split: str = "train"  # tfds: of the dataset
   dataset: str = ""  # reasoning_gym: its name, as in "basic_arithmetic"
   parameters: str = ""  # reasoning_gym: "max_terms=3, operators=['+', '-']"
   instruction: str = ""  # questions: what stands behind each of them
@@ -177,12 +183,22 @@ class TaskConfig:
       " when task.name is 'mixture', and empty otherwise",
       self.mixture,
     )
+    files = sorted(FILES & set(self.weights))
     _check(
-      ("jsonl" in self.weights) == bool(self.path),
+      bool(files) == bool(self.path),
       "task.path",
-      "a JSONL file when 'jsonl' is a task, and empty otherwise",
+      f"a file when one of {', '.join(sorted(FILES))} is a task, and empty"
+      " otherwise",
       self.path,
     )
+    _check(
+      len(files) <= 1,
+      "task.mixture",
+      "of one task with a file at most (there is one task.path)",
+      self.mixture,
+    )
+    for name in ("prompt_column", "answer_column", "split"):
+      _check(bool(getattr(self, name)), f"task.{name}", "a name", "")
     _check(
       ("reasoning_gym" in self.weights) == bool(self.dataset),
       "task.dataset",
@@ -783,6 +799,14 @@ class Config:
         "length.penalty_cache",
         f"at most sampler.max_completion_tokens ({budget})",
         self.length.penalty_cache,
+      )
+    if self.model.checkpoint:
+      _check(
+        self.supervised.steps == 0,
+        "supervised.steps",
+        f"0 with model.checkpoint ({self.model.checkpoint!r}), which is the"
+        " base policy",
+        self.supervised.steps,
       )
     if CHAINS & set(self.task.weights):
       prompt = self.task.max_operations + 2

@@ -47,7 +47,8 @@ OUTSIDE = [
     "task.name",
     ("", "chess"),
     {},
-    "one of chain_arithmetic, chain_logic, jsonl, reasoning_gym, mixture",
+    "one of chain_arithmetic, chain_logic, jsonl, parquet, tfds, reasoning_gym,"
+    " mixture",
   ),
   ("task.seed", (-1, 2**64), {}, ""),
   ("task.train_prompts", (0, -1), {}, "above 0"),
@@ -56,7 +57,11 @@ OUTSIDE = [
   ("task.min_operations", (0, -1), {}, "above 0"),
   ("task.min_operations", (13,), {}, "at most task.max_operations (12)"),
   ("task.path", ("prompts.jsonl",), {}, "empty otherwise"),
-  ("task.path", ("",), {"name": "jsonl"}, "when 'jsonl' is a task"),
+  ("task.path", ("",), {"name": "jsonl"}, "when one of jsonl, parquet, tfds"),
+  ("task.path", ("",), {"name": "tfds"}, "when one of jsonl, parquet, tfds"),
+  ("task.prompt_column", ("",), {}, "a name"),
+  ("task.answer_column", ("",), {}, "a name"),
+  ("task.split", ("",), {}, "a name"),
   ("task.dataset", ("gcd",), {}, "empty otherwise"),
   ("task.dataset", ("",), {"name": "reasoning_gym"}, "the name of a dataset"),
   ("task.parameters", ("a=1",), {}, "empty where 'reasoning_gym' is no task"),
@@ -88,6 +93,40 @@ OUTSIDE = [
   ("model.rope_theta", (0.0, -1.0, NAN, INF), {}, "above 0"),
   ("model.norm_epsilon", (0.0, -1.0, NAN, INF), {}, "above 0"),
   ("model.dtype", ("float16", "FLOAT32", ""), {}, "one of float32, bfloat16"),
+  ("model.qk_norm", ("", "l2"), {}, "one of none, scaled, unscaled"),
+  ("model.rope_factor", (0.5, NAN, INF), {}, "1 (off) or more"),
+  ("model.rope_low_frequency", (0.0, -1.0, NAN, INF), {}, "above 0"),
+  (
+    "model.rope_high_frequency",
+    (0.5, NAN, INF),
+    {},
+    "at least model.rope_low_frequency (1.0)",
+  ),
+  ("model.rope_context", (0, -1), {}, "above 0"),
+  ("model.no_rope_layers", ("2", "1,0", "a", "-1", "0,"), {}, "layers 0 .. 1"),
+  ("model.attention_chunk", (-1,), {}, "0 (off) or more"),
+  ("model.query_temperature", (-0.1, NAN, INF), {}, "0 (off) or more"),
+  ("model.query_temperature_floor", (0, -1), {}, "above 0"),
+  ("model.num_experts", (-1,), {}, "0 (off) or more"),
+  ("model.experts_per_token", (0, -1), {}, "above 0"),
+  (
+    "model.experts_per_token",
+    (4,),
+    {"num_experts": 3, "expert_width": 5},
+    "at most model.num_experts (3)",
+  ),
+  ("model.expert_width", (5,), {}, "left at its default without experts"),
+  ("model.expert_width", (0, -1), {"num_experts": 3}, "above 0"),
+  ("model.shared_expert", (True,), {}, "left at its default without experts"),
+  ("model.dense_layers", ("0",), {}, "left at its default without experts"),
+  (
+    "model.dense_layers",
+    ("0,1",),
+    {"num_experts": 3, "expert_width": 5},
+    "fewer than all 2 layers",
+  ),
+  ("model.router", ("top", ""), {}, "one of softmax, softmax_chosen, sigmoid"),
+  ("model.remat", ("all", ""), {}, "one of none, block"),
   ("sampler.slots", (0, -1), {}, "above 0"),
   ("sampler.chunk", (0, -1), {}, "above 0"),
   ("sampler.max_prompt_tokens", (0, -1), {}, "above 0"),
@@ -149,6 +188,8 @@ ELSEWHERE = {
   "task.max_operations",
   "task.instruction",  # any text
   "model.tied_head",
+  "model.attention_bias",
+  "model.checkpoint",
   "curriculum.no_positive_resampling",
 }
 
@@ -331,11 +372,19 @@ def _another(section, field):
     "loss.normalization": "none",
     "loss.zero_variance": "keep",
     "model.dtype": "bfloat16",
+    "model.qk_norm": "scaled",
+    "model.no_rope_layers": "1",
+    "model.query_temperature": 0.1,
+    "model.router": "sigmoid",
+    "model.remat": "block",
     "model.num_kv_heads": 2,
     "model.num_heads": 8,
     "model.head_width": 18,
     "task.modulus": 10,
     "task.instruction": "Think.",
+    "task.prompt_column": "problem",
+    "task.answer_column": "solution",
+    "task.split": "test",
     "task.verifier": "stated",
     "task.thinking_end": "So:",
     "task.long_prompts": "drop",
@@ -380,6 +429,11 @@ TOGETHER = {
   ("task", "dataset"),
   ("task", "parameters"),
   ("length", "thinking_end"),
+  ("model", "num_experts"),
+  ("model", "expert_width"),
+  ("model", "shared_expert"),
+  ("model", "dense_layers"),
+  ("model", "checkpoint"),
 }
 
 
@@ -415,6 +469,35 @@ def test_a_task_by_name_survives_every_form():
   assert config.from_dict(config.to_dict(changed)) == changed
   texts = {f"task.{name}": value for name, value in fields.items()}
   assert config.override(Config(), texts) == changed
+
+
+def test_experts_survive_every_form():
+  fields = {
+    "num_experts": 3,
+    "expert_width": 5,
+    "shared_expert": True,
+    "dense_layers": "0",
+  }
+  changed = vary(Config(), model=fields)
+  assert config.from_dict(config.to_dict(changed)) == changed
+  texts = {f"model.{name}": str(value) for name, value in fields.items()}
+  assert config.override(Config(), texts) == changed
+
+
+def test_a_checkpoint_has_its_own_architecture():
+  kept = {"dtype": "bfloat16", "remat": "block"}
+  assert ModelConfig(checkpoint="a/b", **kept).checkpoint == "a/b"
+  text = _refusal(lambda: ModelConfig(checkpoint="a/b", width=48, num_heads=8))
+  assert text.startswith("model.width, model.num_heads must be left at the")
+  assert "'48, 8'" in text
+
+
+def test_a_checkpoint_is_the_base_policy():
+  changed = vary(Config(), model={"checkpoint": "a/b"}, supervised={"steps": 0})
+  assert config.from_dict(config.to_dict(changed)) == changed
+  text = _refusal(lambda: vary(Config(), model={"checkpoint": "a/b"}))
+  assert "supervised.steps must be 0 with model.checkpoint ('a/b')" in text
+  assert "700" in text
 
 
 def test_a_task_of_a_file_survives_every_form():
@@ -561,6 +644,13 @@ def test_a_mixture_that_cannot_be_read_is_refused(mixture, rule):
   text = _refusal(lambda: TaskConfig(name="mixture", mixture=mixture))
   assert "task.mixture must be" in text
   assert rule in text
+
+
+def test_a_mixture_has_one_file():
+  text = _refusal(
+    lambda: TaskConfig(name="mixture", mixture="jsonl:1,tfds:1", path="a")
+  )
+  assert "of one task with a file at most" in text
 
 
 def test_an_interruption_fits_the_completion_budget():

@@ -17,11 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pyarrow.parquet
 import pytest
 from flax import nnx
 
 from scalerl_jax import config
 from scalerl_jax.config import LossConfig, ModelConfig, TaskConfig
+from scalerl_jax.data.array_records import write_array_records
+from scalerl_jax.data.prompts import Line
 from scalerl_jax.data.tasks import load_task
 from scalerl_jax.learning import train_step
 from scalerl_jax.learning.batching import completion_rewards, counted_rows
@@ -488,14 +491,19 @@ def _remats(choice, _):
 
 
 def _tasks(choice, tmp_path):
-  path = tmp_path / "prompts.jsonl"
   rows = [{"prompt": f"say {n}", "answer": str(n)} for n in range(8)]
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  path = tmp_path / choice
+  if choice == "jsonl":
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  elif choice == "parquet":
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[1:]), path)
+  elif choice == "tfds":
+    path = write_array_records([Line(**row) for row in rows[2:]], path)
   task = TaskConfig(
     name=choice,
     train_prompts=3,
     heldout_prompts=2,
-    path=str(path) if choice == "jsonl" else "",
+    path=str(path) if choice in config.FILES else "",
     dataset="basic_arithmetic" if choice == "reasoning_gym" else "",
     mixture="chain_logic:1,chain_arithmetic:2" if choice == "mixture" else "",
   )

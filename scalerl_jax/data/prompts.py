@@ -1,12 +1,13 @@
-"""Prompts from JSONL files, the held-out split, and padded supervised texts.
+"""Questions of files, the held-out split, and padded supervised texts.
 
+JSONL is read here, other files in `tables.py` and `array_records.py`.
 What a task says about right and wrong stands in `tasks.py`.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Line(NamedTuple):
   prompt: str
   answer: str
   difficulty: float = 0.0  # the origin's own measure; greater is harder
-  index: int = 0  # where its origin has it
+  index: int = 0  # which item of a generator it is
 
 
 class SupervisedBatch(NamedTuple):
@@ -35,7 +36,19 @@ class SupervisedBatch(NamedTuple):
   lengths: Int32[np.ndarray, " N"]  # tokens of prompt and completion together
 
 
-def read_jsonl(path: str | os.PathLike) -> list[Line]:
+class Columns(NamedTuple):
+  """Where a record has what a line needs."""
+
+  prompt: str = "prompt"
+  answer: str = "answer"
+
+
+COLUMNS = Columns()
+
+
+def read_jsonl(
+  path: str | os.PathLike, columns: Columns = COLUMNS
+) -> list[Line]:
   """Reads one `{"prompt": text, "answer": text}` a line; blank lines pass.
 
   A line may hold a finite number as "difficulty"; 0 where it does not. Other
@@ -43,6 +56,7 @@ def read_jsonl(path: str | os.PathLike) -> list[Line]:
 
   Args:
     path: the file, in UTF-8.
+    columns: the keys of prompt and answer.
 
   Raises:
     ValueError: no such file, no line in it, a line that breaks the rule, or a
@@ -57,30 +71,58 @@ def read_jsonl(path: str | os.PathLike) -> list[Line]:
       f"task.path must name a JSONL file that can be read, got {name!r}"
       f" ({error.strerror})"
     ) from error
+  return make_lines(
+    name,
+    (
+      (f"line {number}", _read_object(f"{name}, line {number}", row, columns))
+      for number, row in enumerate(rows, start=1)
+      if row.strip()
+    ),
+    columns,
+  )
+
+
+def make_lines(
+  name: str,
+  records: Iterable[tuple[str, Mapping[str, Any]]],
+  columns: Columns,
+) -> list[Line]:
+  """Checked lines of a file's records.
+
+  Args:
+    name: of the file.
+    records: each with its place in the file, as in "line 3".
+    columns: the keys of prompt and answer.
+
+  Raises:
+    ValueError: no record, one that breaks the rule, or a prompt that occurs
+      twice.
+  """
   lines: dict[str, Line] = {}
-  numbers: dict[str, int] = {}
-  for number, row in enumerate(rows, start=1):
-    if not row.strip():
-      continue
-    line = _read_line(f"{name}, line {number}", row)
+  places: dict[str, str] = {}
+  for place, fields in records:
+    line = _make_line(f"{name}, {place}", fields, columns)
     if line.prompt in lines:
       raise ValueError(
-        f"{name}, line {number}: a prompt must occur once, got"
-        f" {line.prompt!r} again (first on line {numbers[line.prompt]});"
+        f"{name}, {place}: a prompt must occur once, got"
+        f" {line.prompt!r} again (first on {places[line.prompt]});"
         " remove one of the two lines"
       )
     lines[line.prompt] = line
-    numbers[line.prompt] = number
+    places[line.prompt] = place
   if not lines:
     raise ValueError(
-      f"{name} must hold at least one line"
-      ' {"prompt": ..., "answer": ...}, got an empty file'
+      f"{name} must hold at least one line {_shape(columns)}, got an empty file"
     )
   return list(lines.values())
 
 
-def _read_line(where: str, row: bytes) -> Line:
-  rule = f'{where}: must be a JSON object {{"prompt": text, "answer": text}}'
+def _shape(columns: Columns) -> str:
+  return f'{{"{columns.prompt}": text, "{columns.answer}": text}}'
+
+
+def _read_object(where: str, row: bytes, columns: Columns) -> Mapping[str, Any]:
+  rule = f"{where}: must be a JSON object {_shape(columns)}"
   try:
     fields: Any = json.loads(row.decode("utf-8"))
   except UnicodeDecodeError as error:
@@ -89,7 +131,12 @@ def _read_line(where: str, row: bytes) -> Line:
     raise ValueError(f"{rule}, got {row.decode()[:80]!r} ({error})") from error
   if not isinstance(fields, dict):
     raise ValueError(f"{rule}, got {type(fields).__name__} {str(fields)[:80]}")
-  for key in ("prompt", "answer"):
+  return fields
+
+
+def _make_line(where: str, fields: Mapping[str, Any], columns: Columns) -> Line:
+  rule = f"{where}: must be a JSON object {_shape(columns)}"
+  for key in columns:
     if key not in fields:
       raise ValueError(f"{rule}, got no {key!r} among {sorted(fields)}")
     if not isinstance(fields[key], str) or not fields[key].strip():
@@ -102,7 +149,8 @@ def _read_line(where: str, row: bytes) -> Line:
       f'{where}: "difficulty" must be a finite number where a line has one, got'
       f" {difficulty!r:.80}; mend it or leave it out"
     )
-  return Line(fields["prompt"], fields["answer"], float(difficulty))
+  prompt, answer = (fields[key] for key in columns)
+  return Line(prompt, answer, float(difficulty))
 
 
 def _is_finite(value: Any) -> bool:

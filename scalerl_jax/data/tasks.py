@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from scalerl_jax.config import CHAINS, SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain, mixture, prompts
+from scalerl_jax.data.array_records import read_array_records
 from scalerl_jax.data.chain import Operations
 from scalerl_jax.data.gym import gym_source
 from scalerl_jax.data.mixture import MixedTexts
 from scalerl_jax.data.pieces import PieceTokenizer
+from scalerl_jax.data.prompts import Columns, Line
 from scalerl_jax.data.questions import (
   Source,
   make_pool,
@@ -22,10 +24,12 @@ from scalerl_jax.data.questions import (
   split_file,
 )
 from scalerl_jax.data.streams import Purpose, stream
+from scalerl_jax.data.tables import read_parquet
 from scalerl_jax.data.task import Part, Task
 from scalerl_jax.data.teacher import Scribe
 from scalerl_jax.data.tokenizers import Tokenizer
 from scalerl_jax.rewards import verifiers
+from scalerl_jax.rewards.answers import final_answer
 from scalerl_jax.rewards.judges import (
   Judge,
   PoolJudge,
@@ -123,12 +127,24 @@ def _source(name: str, task: TaskConfig) -> Source:
   """Where the questions of a task come from, and who judges them."""
   if name == "reasoning_gym":
     return gym_source(task, _judge(task))
-  lines = prompts.read_jsonl(task.path)
+  lines = read_file(name, task)
+  if task.verifier in ("math", "stated"):
+    lines = [line._replace(answer=final_answer(line.answer)) for line in lines]
   split = functools.partial(
     split_file, lines, train=task.train_prompts, heldout=task.heldout_prompts
   )
   judge = _judge(task) or TextJudge(verifiers.exact_match, task.thinking_end)
   return Source(name, lines, split, lambda origins: judge)
+
+
+def read_file(name: str, task: TaskConfig) -> list[Line]:
+  """The questions of `task.path`, which is a file of the kind `name`."""
+  columns = Columns(task.prompt_column, task.answer_column)
+  if name == "parquet":
+    return read_parquet(task.path, columns)
+  if name == "tfds":
+    return read_array_records(task.path, columns, split=task.split)
+  return prompts.read_jsonl(task.path, columns)
 
 
 def _judge(task: TaskConfig) -> Judge | None:

@@ -87,6 +87,15 @@ def architecture(model: ModelConfig) -> ModelConfig:
   return dataclasses.replace(found, dtype=model.dtype, remat=model.remat)
 
 
+def vocabulary(model: ModelConfig) -> int:
+  """V of the model's checkpoint.
+
+  Raises:
+    ValueError: as `load`, for what `config.json` alone shows.
+  """
+  return _published(find_folder(model.checkpoint)).vocab_size
+
+
 def find_folder(path: str | os.PathLike[str]) -> pathlib.Path:
   """The local folder of a checkpoint; a hub's name is downloaded once.
 

@@ -28,6 +28,7 @@ class Totals:
   micro_batches: int = 0
   discarded_groups: int = 0  # finished, and replaced instead of trained on
   discarded_tokens: int = 0  # of their completions
+  verifier_timeouts: int = 0  # completions whose judgement was given up
   train_seconds: float = 0.0  # of the loop, evaluation and saving left out
 
 

@@ -227,9 +227,11 @@ class Pipeline:
       for _ in range(self.sampler.group_size)
     ]
     texts = self.task.tokenizer.decode_batch(tokens, lengths)
+    given_up = self.task.timeouts
     correct = self.task.verify_batch(
       prompts, texts, finish == FinishReason.EOS
     ).astype(np.int32)
+    self.totals.verifier_timeouts += self.task.timeouts - given_up
     rows = correct.reshape(len(indices), -1)
     for index, rollout, row in zip(indices, rollouts, rows, strict=True):
       self.stream.record(int(rollout.uid), int(row.sum()), row.size)

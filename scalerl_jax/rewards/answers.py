@@ -131,6 +131,22 @@ def stated_answer(text: str, *, like: str) -> str | None:
   return last_number(text)
 
 
+def final_answer(text: str) -> str:
+  """The answer alone, where a data set has it behind a worked solution.
+
+  Behind the last `####`, as in GSM8K, or in the last box, as in MATH; else
+  the whole text.
+
+  >>> final_answer("2 + 2 = 4 eggs.\\n#### 4"), final_answer("x > 3")
+  ('4', 'x > 3')
+  """
+  _, found, tail = text.rpartition("####")
+  if found and tail.strip():
+    return tail.strip()
+  content = boxed(text)
+  return content if content else text
+
+
 def code_block(text: str) -> str:
   """The last fenced block of Python; the whole text where there is none.
 

@@ -24,9 +24,11 @@ def forward_flops(
 ) -> float:
   """FLOPs of a forward pass.
 
-  2·tokens·L·(2·D·H·Dh + 2·D·K·Dh + 3·D·F + 2·H·Dh·context) + 2·head_tokens·D·V.
-  Count in `context` every key that a query is multiplied with, masked ones
-  too: attention over whole rows of T tokens computes T for each, not T/2.
+  2·tokens·L·(2·D·H·Dh + 2·D·K·Dh + 3·D·F + 2·H·Dh·context) + 2·head_tokens·D·V;
+  on a layer with experts D·E + 3·D·Fe·(experts a token + 1 if one is shared) in
+  place of 3·D·F. Count in `context` every key that a query is multiplied with,
+  masked ones too: attention over whole rows of T tokens computes T for each,
+  not T/2.
 
   Args:
     model: the architecture.
@@ -55,7 +57,17 @@ def forward_flops(
   kv_heads = model.num_kv_heads * model.head_width
   attention = 2 * model.width * (heads + kv_heads) + 2 * heads * context
   mlp = 3 * model.width * model.mlp_width
-  body = tokens * model.num_layers * (attention + mlp)
+  # Chosen experts only, as a grouped product computes on an accelerator; a
+  # CPU's goes through all of them.
+  expert = 3 * model.width * model.expert_width
+  mixture = model.width * model.num_experts + expert * (
+    model.experts_per_token + model.shared_expert
+  )
+  sparse = sum(model.sparse)
+  dense = model.num_layers - sparse
+  body = tokens * (
+    model.num_layers * attention + dense * mlp + sparse * mixture
+  )
   head = (tokens if head_tokens is None else head_tokens) * model.width
   return 2.0 * (body + head * vocab_size)
 

@@ -150,6 +150,7 @@ class Recorder:
       "trained_tokens": totals.trained_tokens,
       "skipped_steps": totals.skipped_steps,
       "discarded_groups": totals.discarded_groups,
+      "verifier_timeouts": totals.verifier_timeouts,
       "oldest_wait_share": check_share(
         "oldest_wait_share", totals.waits_for_oldest / max(totals.chunks, 1)
       ),

@@ -34,7 +34,12 @@ from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import Recorder
 from scalerl_jax.run.report import Summary, write_report
-from scalerl_jax.run.warm_start import base_policy, cache_folder
+from scalerl_jax.run.warm_start import (
+  base_policy,
+  cache_folder,
+  check_vocabulary,
+  resolved,
+)
 from scalerl_jax.run.workdir import (
   check_workdir,
   claim_task,
@@ -58,16 +63,19 @@ class Run:
   """
 
   def __init__(self, config: Config, workdir: str | pathlib.Path):
+    # What was asked for names the workdir; the rest sees what it comes to.
+    self._asked, config = config, resolved(config)
     self.config = config
     self.workdir = pathlib.Path(workdir)
     self.meshes = make_meshes(config)
-    check_workdir(self.workdir, config)
+    check_workdir(self.workdir, self._asked)
     stored = self.workdir / "tokenizer.model"
     self.task = load_task(
       config.task,
       config.supervised,
       stored if stored.exists() else None,
       max_prompt_tokens=config.sampler.max_prompt_tokens,
+      checkpoint=self._asked.model.checkpoint,
     )
     if self.task.max_turns != 1:
       raise ValueError(
@@ -79,7 +87,8 @@ class Run:
       self.task.tokenizer,
       max_completion_tokens=config.sampler.max_completion_tokens,
     )
-    claim_workdir(self.workdir, config)
+    check_vocabulary(self._asked.model, self.task)
+    claim_workdir(self.workdir, self._asked)
     claim_task(self.workdir, self._task_fingerprint())
     self.task.tokenizer.store(self.workdir)
     self._stop = self._training = False
@@ -133,8 +142,11 @@ class Run:
       task,
       task_config=config.task,
       supervised=config.supervised,
-      model=config.model,
-      mesh=make_mesh(jax.local_devices()),
+      model=self._asked.model,
+      # A checkpoint may be too large for a whole copy on each device.
+      mesh=meshes.trainer
+      if self._asked.model.checkpoint
+      else make_mesh(jax.local_devices()),
     )
     on_generator = shardings_on(meshes.generator, base)
     generator_params = jax.device_put(base, on_generator)

@@ -1,5 +1,8 @@
-"""The base policy: supervised training, cached by the hash of its config."""
+"""The base policy: a checkpoint, or supervised training, cached by the hash of
+its config.
+"""
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -10,9 +13,15 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import ModelConfig, SupervisedConfig, TaskConfig
+from scalerl_jax.config import (
+  Config,
+  ModelConfig,
+  SupervisedConfig,
+  TaskConfig,
+)
 from scalerl_jax.data.tasks import Task
 from scalerl_jax.learning.supervised import train_supervised
+from scalerl_jax.models import pretrained
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.run.checkpoint import load_tree, save_tree
 from scalerl_jax.run.progress import Progress
@@ -33,6 +42,33 @@ def cache_folder() -> pathlib.Path:
   return pathlib.Path(base) / "scalerl_jax"
 
 
+def resolved(config: Config) -> Config:
+  """The config with its checkpoint's architecture; others as they are.
+
+  Raises:
+    ValueError: a checkpoint that cannot be read.
+  """
+  model = pretrained.architecture(config.model)
+  return dataclasses.replace(config, model=model)
+
+
+def check_vocabulary(model: ModelConfig, task: Task) -> None:
+  """Refuses a tokenizer with more words than the checkpoint.
+
+  Raises:
+    ValueError: the tokenizer has ids that the policy has no rows for.
+  """
+  if not model.checkpoint:
+    return
+  rows, words = pretrained.vocabulary(model), task.tokenizer.vocab_size
+  if words > rows:
+    raise ValueError(
+      f"the task's tokenizer must have at most the {rows} words of"
+      f" model.checkpoint ({model.checkpoint!r}), got {words}; use the"
+      " checkpoint's own tokenizer"
+    )
+
+
 def base_policy(
   task: Task,
   *,
@@ -45,8 +81,14 @@ def base_policy(
 
   Trained once for each (task, supervised, model) and read from the cache
   afterwards. The mesh is part of the key: sums on more devices round
-  differently, and a run should not depend on who trained its base.
+  differently, and a run should not depend on who trained its base. A
+  checkpoint is read as it is, its parameters in float32.
   """
+  if model.checkpoint:
+    check_vocabulary(model, task)
+    policy = pretrained.load(model.checkpoint, dtype="float32", mesh=mesh)
+    policy.config = pretrained.architecture(model)
+    return nnx.split(policy)
   policy = Policy(
     model,
     vocab_size=task.tokenizer.vocab_size,

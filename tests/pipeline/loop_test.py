@@ -127,6 +127,26 @@ def test_a_run_goes_on_after_a_skipped_step():
   )
 
 
+class _Impatient:
+  """A judge that gives up on the first completion of each group."""
+
+  timeouts = 0
+
+  def judge(self, prompts, completions, ended):
+    self.timeouts += len(prompts) // G
+    return np.arange(len(prompts)) % G % 2 == 1
+
+
+def test_judgements_that_are_given_up_are_counted():
+  judge = _Impatient()
+  judge.timeouts = 1000  # an evaluation's
+  task = dataclasses.replace(parts.tiny_task(), verifier=judge)
+  pipeline = parts.make_pipeline(k=0, steps=3, task=task)
+  recording = parts.finish(pipeline)
+  counted = [totals["verifier_timeouts"] for totals in recording.totals]
+  assert counted == [P, 2 * P, 3 * P]
+
+
 # Stops.
 
 

@@ -49,6 +49,25 @@ def test_forward_is_what_xla_counts(policy):
   assert counted < measured
 
 
+def test_experts_cost_what_dense_layers_of_their_width_do():
+  """Two of five and a shared one are as wide as an MLP of three."""
+  experts = dataclasses.replace(
+    MODEL,
+    num_experts=5,
+    experts_per_token=2,
+    expert_width=MODEL.mlp_width // 2,
+    shared_expert=True,
+    dense_layers="1",
+  )
+  dense = dataclasses.replace(MODEL, num_layers=1)
+  wide = dataclasses.replace(dense, mlp_width=3 * MODEL.mlp_width // 2)
+  size = {"tokens": 7, "context": 3, "head_tokens": 0, "vocab_size": VOCAB}
+  router = 2 * 7 * MODEL.width * 5
+  assert accounting.forward_flops(experts, **size) == router + sum(
+    accounting.forward_flops(each, **size) for each in (dense, wide)
+  )
+
+
 def test_training_is_what_xla_counts(policy):
   graph, params = policy
   tokens = jnp.zeros((3, 40), jnp.int32)

@@ -1,19 +1,27 @@
 """A base policy is trained once for each config, and read afterwards."""
 
 import dataclasses
+import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
+from safetensors.numpy import load_file
 
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.data.tasks import load_task
+from scalerl_jax.models import pretrained
+from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import make_mesh
 from scalerl_jax.run import warm_start
-from scalerl_jax.run.train import enable_compilation_cache
+from scalerl_jax.run.train import Run, enable_compilation_cache
 from scalerl_jax.run.warm_start import base_policy, cache_folder
-from tests.runs import TINY, shared_cache
+from tests.fixtures.byte_tokenizer import save_byte_tokenizer
+from tests.models.parts import CHECKPOINTS
+from tests.runs import TINY, metrics, shared_cache, vary
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,3 +200,102 @@ def test_the_cache_is_where_the_user_says(monkeypatch, named, xdg, wanted):
     else:
       monkeypatch.setenv(name, value)
   assert cache_folder() == pathlib.Path(wanted).expanduser()
+
+
+CHECKPOINT = CHECKPOINTS / "llama_tied"
+FROM_CHECKPOINT = dataclasses.replace(
+  vary(TINY, supervised={"steps": 0}),
+  model=ModelConfig(checkpoint=str(CHECKPOINT)),
+)
+
+
+def test_a_checkpoint_is_the_base_policy(task, would_train):
+  config = FROM_CHECKPOINT
+  model = dataclasses.replace(config.model, dtype="bfloat16", remat="block")
+  mesh = make_mesh(jax.devices()[:2], fsdp=2)
+  before = _folders()
+  graph, params = base_policy(
+    task,
+    task_config=config.task,
+    supervised=config.supervised,
+    model=model,
+    mesh=mesh,
+  )
+  assert _folders() == before
+  # Parameters are trained in float32, whatever the body is computed in.
+  table = params["embedding"][...]
+  published = load_file(CHECKPOINT / "model.safetensors")
+  np.testing.assert_array_equal(table, published["model.embed_tokens.weight"])
+  assert table.sharding.mesh == mesh
+  policy = nnx.merge(graph, params)
+  assert (policy.config.dtype, policy.config.remat) == ("bfloat16", "block")
+  assert policy.config.num_heads == 3
+  assert policy.vocab_size == 97 > task.tokenizer.vocab_size
+
+
+WORDS = 259  # of the byte tokenizer
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+  """A config that starts from a checkpoint with a tokenizer of its own."""
+  folder = tmp_path_factory.mktemp("published")
+  checkpoint = save_byte_tokenizer(folder / "checkpoint")
+  model = ModelConfig(
+    width=24,
+    num_layers=1,
+    num_heads=3,
+    num_kv_heads=3,
+    head_width=8,
+    mlp_width=80,
+  )
+  policy = Policy(model, vocab_size=WORDS + 1, rngs=nnx.Rngs(0))
+  pretrained.save(policy, checkpoint)
+  lines = folder / "lines.jsonl"
+  rows = [{"prompt": f"say {n}", "answer": str(n)} for n in range(31)]
+  lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return dataclasses.replace(
+    vary(
+      TINY,
+      supervised={"steps": 0},
+      task={"name": "jsonl", "path": str(lines)},
+      sampler={"max_prompt_tokens": 8},
+    ),
+    model=ModelConfig(checkpoint=str(checkpoint)),
+  )
+
+
+def test_a_run_knows_the_architecture_of_its_checkpoint(published, tmp_path):
+  run = Run(published, tmp_path)
+  assert (run.config.model.num_heads, run.config.model.mlp_width) == (3, 80)
+  assert run.task.tokenizer.vocab_size == WORDS + 1  # a row more
+  held = json.loads((tmp_path / "config.json").read_text())["config"]
+  assert held["model"]["checkpoint"] == published.model.checkpoint
+  assert held["model"]["num_heads"] == ModelConfig().num_heads
+  Run(published, tmp_path)  # the same workdir again
+  changes = {"generator_devices": 2, "tensor": 2}
+  with pytest.raises(ValueError, match="must divide the 3 query heads"):
+    Run(vary(published, pipeline=changes), tmp_path / "other")
+
+
+def test_a_tokenizer_with_more_words_than_the_checkpoint_is_refused(
+  published, tmp_path
+):
+  small = tmp_path / "small"
+  shutil.copytree(published.model.checkpoint, small)
+  held = pretrained.load(small, dtype="float32")
+  pretrained.save(
+    Policy(held.config, vocab_size=WORDS - 1, rngs=nnx.Rngs(0)), small
+  )
+  config = vary(published, model={"checkpoint": str(small)})
+  with pytest.raises(ValueError, match=r"258.* got 259"):
+    Run(config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_trained(published, tmp_path):
+  config = vary(published, run={"steps": 2})
+  summary = Run(config, tmp_path).train()
+  assert summary.lines()
+  assert len(metrics(tmp_path)) == 2
