@@ -16,7 +16,7 @@ Time:     2 to 3 minutes, of which half a minute for the base policy (once)
 Reaches:  held-out pass rate .144 -> .89 (seeds 0, 1, 2: .894, .895, .899; task
           seed 0, end = mean of the last 3 evaluations). The forecast from the
           first half of the run misses the end by +.007, +.005, −.023, inside
-          its 90 % band each time; the bands are .063 to .080 wide. Bits differ
+          its 90 % band each time; the bands are .096 to .106 wide. Bits differ
           between kinds of machine, and these numbers with them, in the third
           place.
 """

@@ -14,7 +14,7 @@ Hardware: two CPU cores
 Time:     as the quickstart; a step of 80 prompts costs 1.7 of 48
 Reaches:  scalerl: held-out pass rate .144 -> .835 (run.seed 0), 18 % of the
           completions interrupted; the forecast from the first half is .863,
-          its band .830 to .899. Two operations in twelve may not fit in the
+          its band .814 to .917. Two operations in twelve may not fit in the
           thinking budget: the quickstart, not interrupted, reaches .894.
 Compares: python -m experiments.study --study=recipes (or leave_one_out)
 """

@@ -36,11 +36,13 @@ LOG_NOISE_COUNTED = (0.0, 0.15)
 LOG_MISFIT = (float(np.log(0.015)), 0.7)
 LOG_LENGTH = (float(np.log(0.7)), 0.5)
 LOG_TAIL = (0.0, 0.6)
-# Beyond the data the law's gain is off by a factor of its own, 1 + N(0, .08):
+# Beyond the data the law's gain is off by a factor of its own, 1 + N(0, .18):
 # no law holds exactly, and the misfit, which is forgotten, does not say so.
-# Chosen on 19 real curves: bands from a third of them covered .74 of the ends
-# without it and .95 with it; from a half .90 either way.
-DRIFT = 0.08
+# It was .08 when 42 fresh runs were forecast, chosen on 19 others; that covered
+# .57 of the ends from a third of them and .76 from a half. Raised afterwards:
+# with it .81 and .93 are covered, CRPS is lower (.96 and .83 of a plain
+# sigmoid's, before 1.03 and .86), and these numbers are no test any more.
+DRIFT = 0.18
 # A: weight, centre and sd of normals cut to [0, 1]; an infinite sd is uniform.
 # Tasks that can be solved completely are a share of their own: with a uniform A
 # alone, forecasts from a fifth and a third of 16 real curves were 0.084 and
