@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from scalerl_jax.config import SupervisedConfig, TaskConfig
@@ -135,3 +136,30 @@ def test_parameters_that_are_none_are_one_sentence(text):
 def test_a_bad_dataset_is_one_sentence(name, parameters, message):
   with pytest.raises(ValueError, match=message):
     make_dataset(name, parameters, seed=0, size=10)
+
+
+def test_a_dataset_with_a_scorer_of_its_own_asks_it_elsewhere():
+  task = load(
+    TaskConfig(
+      name="reasoning_gym",
+      dataset="countdown",
+      parameters="min_numbers=2, max_numbers=2, min_value=1, max_value=9,"
+      " min_target=2, max_target=18, operators=['+']",
+      train_prompts=4,
+      heldout_prompts=2,
+      verifier_workers=1,
+      verifier_seconds=20.0,
+    ),
+    budget=2000,
+  )
+  # Each is scored as the item that it is, whose numbers are its own.
+  prompts = [*task.train, *task.heldout["reasoning_gym"]]
+  turned = [
+    "+".join(p.answer.replace(" ", "").split("+")[::-1]) for p in prompts
+  ]
+  others = [*turned[1:], turned[0]]
+  assert task.verify_batch(prompts, turned, np.ones(6, bool)).all()
+  wrong = task.verify_batch(prompts, others, np.ones(6, bool))
+  same = [a == b for a, b in zip(turned, others, strict=True)]
+  assert not wrong[~np.array(same)].any()
+  assert task.timeouts == 0

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from scalerl_jax.config import (
@@ -12,6 +13,8 @@ from scalerl_jax.config import (
   SupervisedConfig,
   TaskConfig,
 )
+from scalerl_jax.data.array_records import write_array_records
+from scalerl_jax.data.prompts import Line
 from scalerl_jax.data.tasks import load_task
 from tests.fixtures.byte_tokenizer import save_byte_tokenizer
 
@@ -120,3 +123,94 @@ def test_thinking_ends_where_it_is_interrupted(task):
   Config(length=LengthConfig(control="interruption"))  # chains: another "end"
   with pytest.raises(ValueError, match=r"task\.thinking_end .* got '</think>'"):
     Config(task=task, length=LengthConfig(control="interruption"))
+
+
+RECORDS = [
+  {"problem": f"{n} + {n}?", "solution": f"{n} + {n} = {2 * n}.\n#### {2 * n}"}
+  for n in range(6)
+]
+
+
+def _file(kind, folder):
+  """The same records as a file of this kind."""
+  if kind == "jsonl":
+    path = folder / "set.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
+  elif kind == "parquet":
+    path = folder / "set.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
+  else:
+    # Of our own builder, whose features have these names.
+    lines = [Line(row["problem"], row["solution"]) for row in RECORDS]
+    return str(write_array_records(lines, folder)), {}
+  columns = {"prompt_column": "problem", "answer_column": "solution"}
+  return str(path), columns
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tfds"])
+def test_every_kind_of_file_gives_the_same_task(kind, tmp_path):
+  path, columns = _file(kind, tmp_path)
+  task = TaskConfig(
+    name=kind,
+    path=path,
+    train_prompts=4,
+    heldout_prompts=2,
+    verifier="stated",
+    **columns,
+  )
+  made = load(task)
+  assert [p.text for p in made.train] == [f"{n} + {n}?" for n in range(4)]
+  # The answer alone, not the solution before it.
+  assert answers(made.train) == ["0", "2", "4", "6"]
+  assert answers(made.heldout[kind]) == ["8", "10"]
+  assert made.verify(made.train[3], "So it is 6.", ended=True)
+  # Exact text is compared with all that the file has.
+  exact = load(dataclasses.replace(task, verifier="exact"))
+  assert answers(exact.train) == [row["solution"] for row in RECORDS[:4]]
+
+
+def test_a_task_may_be_judged_by_workers(task, tmp_path):
+  rows = [
+    {"prompt": "half?", "answer": r"\frac{1}{2}"},
+    {"prompt": "hang?", "answer": "7"},
+    {"prompt": "third?", "answer": r"\frac{1}{3}"},
+  ]
+  path = tmp_path / "math.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  config = TaskConfig(
+    name="jsonl",
+    path=str(path),
+    train_prompts=2,
+    heldout_prompts=1,
+    verifier="math",
+    verifier_workers=1,
+    verifier_seconds=1.5,
+  )
+  made = load(config)
+  said = [r"\boxed{0.5}", r"\boxed{9^{9^{9^9}}}", "<think>0.5"]
+  half, hang = made.train
+  found = made.verify_batch([half, hang, half], said, np.ones(3, bool))
+  assert found.tolist() == [True, False, False]
+  assert made.timeouts == 1
+
+
+def test_a_task_may_be_code(tmp_path):
+  rows = [
+    {"prompt": f"add {n}", "answer": f"assert f(1) == {1 + n}"}
+    for n in range(2)
+  ]
+  path = tmp_path / "code.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  made = load(
+    TaskConfig(
+      name="jsonl",
+      path=str(path),
+      train_prompts=1,
+      heldout_prompts=1,
+      verifier="code",
+      verifier_workers=1,
+    )
+  )
+  right = "```python\ndef f(x): return x\n```"
+  assert made.verify(made.train[0], right, ended=True)
+  assert not made.verify(made.heldout["jsonl"][0], right, ended=True)
