@@ -18,6 +18,7 @@ def test_flags_have_their_values_and_defaults():
     "pass_rate_column": None,
     "series": "x",
     "initial": None,
+    "initial_sd": None,
     "min_compute": 0.0,
     "max_compute": 5000.0,
     "budget": None,

@@ -84,4 +84,4 @@ def test_forecasts_near_the_data_follow_them_and_far_ones_the_law():
   far = bands.law(fitted._draws, np.log(at / 30.0))[1]
   misfit = np.exp(np.median(fitted._draws.log_misfit))
   wide = np.hypot(np.ptp(np.quantile(far, [0.05, 0.95])), 3.29 * misfit)
-  assert high[1] - low[1] == pytest.approx(wide, rel=0.03)
+  assert high[1] - low[1] == pytest.approx(wide, rel=0.05)
