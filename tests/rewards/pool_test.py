@@ -117,7 +117,7 @@ def test_a_forged_reply_is_no_verdict(pool):
   before = pool.crashes
   text = (
     "import os\nfor fd in range(3, 9):\n  try: os.write(fd, b'[1, true]\\n')\n"
-    "  except OSError: pass\nright = False"
+    "  except OSError: pass\nimport time; time.sleep(0.5); right = False"
   )
   assert pool.judge(code(text)).tolist() == [False]
   assert pool.crashes == before + 1
