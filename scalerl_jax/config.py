@@ -678,6 +678,7 @@ class PipelineConfig:
   generator_devices: int = 0  # 0: one on a CPU, half of an accelerator's
   tensor: int = 1  # devices that share each weight matrix, on both meshes
   fsdp: int = 1  # devices that share parameters and optimiser, trainer mesh
+  expert: int = 1  # devices that share the experts of a layer, on both meshes
 
   def __post_init__(self):
     _check_types("pipeline", self)
@@ -696,6 +697,7 @@ class PipelineConfig:
         "updates_per_phase": self.updates_per_phase,
         "tensor": self.tensor,
         "fsdp": self.fsdp,
+        "expert": self.expert,
       },
     )
     _check(

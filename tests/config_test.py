@@ -177,6 +177,7 @@ OUTSIDE = [
   ("pipeline.generator_devices", (-1,), {}, "0 (automatic) or more"),
   ("pipeline.tensor", (0, -1), {}, "above 0"),
   ("pipeline.fsdp", (0, -1), {}, "above 0"),
+  ("pipeline.expert", (0, -1), {}, "above 0"),
   ("evaluation.every", (0, -1), {}, "above 0"),
   ("evaluation.samples", (0, -1), {}, "above 0"),
   ("evaluation.seed", (-1, 2**64), {}, ""),

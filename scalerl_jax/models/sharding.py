@@ -133,8 +133,8 @@ def check_experts(num_experts: int, expert: int) -> None:
   """
   if num_experts % expert:
     raise ValueError(
-      f"the mesh's expert axis ({expert}) must divide the {num_experts} experts"
-      " of the policy; lower it"
+      f"pipeline.expert ({expert}) must divide the {num_experts} experts of the"
+      " policy; lower it"
     )
 
 

@@ -6,7 +6,11 @@ import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
-from scalerl_jax.models.sharding import check_heads, make_mesh
+from scalerl_jax.models.sharding import (
+  check_experts,
+  check_heads,
+  make_mesh,
+)
 
 
 class Meshes(NamedTuple):
@@ -29,8 +33,8 @@ def make_meshes(config: Config) -> Meshes:
   multi-device programs of one process never overlap there.
 
   Raises:
-    ValueError: too few devices, or slots or micro-batch rows that the devices
-      do not divide.
+    ValueError: too few devices, or heads, experts, slots or micro-batch rows
+      that the devices do not divide.
   """
   pipeline = config.pipeline
   devices = jax.local_devices()
@@ -38,10 +42,17 @@ def make_meshes(config: Config) -> Meshes:
   check_heads(
     config.model.num_heads, config.model.num_kv_heads, pipeline.tensor
   )
+  check_experts(config.model.num_experts, pipeline.expert)
+  if pipeline.expert > 1 and not config.model.num_experts:
+    raise ValueError(
+      "pipeline.expert must be 1 for a policy without experts, got"
+      f" {pipeline.expert}"
+    )
   if len(devices) == 1 and not pipeline.generator_devices:
     generator = trainer = devices
   else:
-    default = pipeline.tensor if on_cpu else len(devices) // 2
+    needed = pipeline.tensor * pipeline.expert
+    default = needed if on_cpu else len(devices) // 2
     count = pipeline.generator_devices or default
     if not 0 < count < len(devices):
       raise ValueError(
@@ -50,10 +61,11 @@ def make_meshes(config: Config) -> Meshes:
       )
     generator, trainer = devices[:count], devices[count:]
     if on_cpu:
-      trainer = trainer[: pipeline.fsdp * pipeline.tensor]
+      trainer = trainer[: pipeline.fsdp * needed]
+  shared = {"tensor": pipeline.tensor, "expert": pipeline.expert}
   meshes = Meshes(
-    generator=make_mesh(generator, tensor=pipeline.tensor),
-    trainer=make_mesh(trainer, fsdp=pipeline.fsdp, tensor=pipeline.tensor),
+    generator=make_mesh(generator, **shared),
+    trainer=make_mesh(trainer, fsdp=pipeline.fsdp, **shared),
   )
   for name, rows, mesh in (
     ("sampler.slots", config.sampler.slots, meshes.generator),

@@ -112,6 +112,18 @@ def test_a_slot_sees_its_prompt_and_its_own_columns_of_the_ring(cursor):
   assert set(np.unique(mask)) == {np.float32(-1e30), np.float32(0.0)}
 
 
+@pytest.mark.parametrize("cursor", range(TC))
+def test_a_chunk_is_told_by_positions_of_prompt_and_ring(cursor):
+  positions = PROMPT_LENGTHS[GROUP] + LENGTHS
+  same = kv_cache.same_chunk(_open(cursor), jnp.asarray(positions), 4)
+  for slot, newest in enumerate(positions):
+    for column in range(TP):
+      assert bool(same[slot, column]) == (column // 4 == newest // 4)
+    for age, column in enumerate(_own(cursor, LENGTHS[slot])):
+      found = bool(same[slot, TP + column])
+      assert found == ((newest - age) // 4 == newest // 4)
+
+
 @LAYOUTS
 @pytest.mark.parametrize(("layer", "cursor"), [(0, 0), (1, 5), (1, TC - 1)])
 def test_a_write_touches_one_column_of_one_layer(layer, cursor, unrolled):

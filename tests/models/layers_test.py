@@ -1,5 +1,7 @@
 """The transformer's arithmetic against float64 loops."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,48 @@ def test_products_of_rotated_vectors_know_only_distances():
 
   assert product(9, 4) == pytest.approx(product(25, 20), abs=1e-5)
   assert product(9, 4) != pytest.approx(product(9, 5), abs=1e-2)
+
+
+def _stretched(frequency, factor, low, high, context):
+  """As the published code says it, of one frequency."""
+  wavelength = 2 * math.pi / frequency
+  if wavelength < context / high:
+    return frequency
+  if wavelength > context / low:
+    return frequency / factor
+  smooth = (context / wavelength - low) / (high - low)
+  return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (0.5, 7.0), (1.0, 1.0)])
+def test_slow_rotations_are_stretched_and_fast_ones_are_not(low, high):
+  stretch = layers.RopeStretch(8.0, low, high, 64)
+  plain = 1e4 ** (-np.arange(9) / 9)
+  actual = layers.stretched(jnp.asarray(plain, jnp.float32), stretch)
+  expected = [_stretched(f, *stretch) for f in plain]
+  np.testing.assert_allclose(actual, expected, rtol=1e-6)
+  assert actual[0] == 1.0
+  np.testing.assert_allclose(actual[-1], plain[-1] / 8.0, rtol=1e-6)
+  positions = jnp.arange(5)
+  cos, _ = layers.rope_angles(positions, 18, 1e4, stretch)
+  angles = np.arange(5)[:, None] * np.asarray(expected)
+  np.testing.assert_allclose(cos, np.cos(angles), rtol=1e-5, atol=1e-6)
+
+
+def test_queries_are_sharper_after_every_whole_stretch():
+  positions = jnp.array([[0, 3, 4], [8, 9, 14]])
+  actual = layers.query_temperature(positions, scale=0.2, floor=5)
+  stretches = np.array([[0, 0, 1], [1, 2, 3]])
+  np.testing.assert_allclose(actual, 1 + 0.2 * np.log1p(stretches), rtol=1e-6)
+
+
+def test_a_chunk_sees_itself_only():
+  positions = jnp.array([[0, 1, 2, 3, 4, 5, 6], [4, 5, 0, 1, 2, 3, 4]])
+  mask = layers.chunk_mask(positions, 3)
+  for b, row in enumerate(np.asarray(positions)):
+    for t, query in enumerate(row):
+      for u, key in enumerate(row):
+        assert bool(mask[b, t, u]) == (query // 3 == key // 3)
 
 
 def test_matmul_flattens_the_outputs_of_a_weight():

@@ -6,12 +6,14 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from scalerl_jax.config import ModelConfig
+from scalerl_jax.learning.optimizer import init_sharded
 from scalerl_jax.models import moe
 from scalerl_jax.models.sharding import make_mesh
 from tests.helpers import V, small_policy
@@ -150,7 +152,7 @@ GATHERED = re.compile(r"= \(?\w+\[([\d,]*)\][^=]*? all-gather")
 @pytest.mark.parametrize(
   ("devices", "axes", "gathers"),
   [
-    (2, {"expert": 2}, False),
+    pytest.param(2, {"expert": 2}, False, marks=pytest.mark.slow),
     (8, {"fsdp": 2, "tensor": 2, "expert": 2}, True),
   ],
 )
@@ -178,6 +180,16 @@ def test_experts_stay_on_their_devices_value_and_gradient(
   # FSDP gathers widths, of a device's own experts; never the experts.
   assert bool(shapes) == gathers
   assert all(E not in shape[:-2] for shape in shapes)
+
+
+def test_moments_of_adam_are_cut_as_the_experts_are():
+  mesh = make_mesh(jax.devices()[:4], fsdp=2, expert=2)
+  _, params = nnx.split(small_policy(SPARSE, mesh=mesh))
+  optimizer = optax.scale_by_adam()
+  state = init_sharded(optimizer, params, mesh)
+  for moments in (state.mu, state.nu):
+    held = moments["layers"]["expert_down"][...].addressable_shards
+    assert {shard.data.shape for shard in held} == {(1, E // 2, F, 8)}
 
 
 def test_a_gathered_expert_would_be_seen():

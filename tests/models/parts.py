@@ -15,7 +15,10 @@ from safetensors.numpy import load_file
 from scalerl_jax.models import kv_cache
 
 CHECKPOINTS = pathlib.Path(__file__).parents[1] / "fixtures/checkpoints"
-NAMES = ("llama3", "llama_tied", "qwen2", "qwen3", "qwen3_moe", "llama4")
+NAMES = (
+  *("llama3", "llama_tied", "qwen2", "qwen3", "qwen3_moe", "llama4"),
+  *("qwen3_moe_sparse", "llama4_interleaved"),
+)
 PROMPT = 8  # tokens that are prefilled
 
 

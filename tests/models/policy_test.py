@@ -12,7 +12,14 @@ from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import policy as policy_room
 from scalerl_jax.models.policy import Policy, with_head_dtype
 from scalerl_jax.models.sharding import make_mesh
-from tests.helpers import SHAPE, V, numpy_normal, small_policy, weights
+from tests.helpers import (
+  SHAPE,
+  V,
+  equations,
+  numpy_normal,
+  small_policy,
+  weights,
+)
 from tests.reference import transformer as reference
 
 # Grouped and tied, unrolled; one key a query and untied, scanned.
@@ -341,6 +348,32 @@ def test_initial_weights_have_their_scales_and_a_key_each():
   for norm in (policy.final_norm, *map(policy.layers.get, NORMS)):
     np.testing.assert_array_equal(norm[...], np.ones(norm.shape))
   assert len(keys) == len(drawn)
+
+
+def test_layers_computed_again_have_the_same_gradient():
+  def step(remat):
+    policy = small_policy(dataclasses.replace(SCANNED, remat=remat))
+    graph, params = nnx.split(policy)
+    tokens = _tokens(3, 7)
+
+    def loss(params):
+      logps = jax.nn.log_softmax(nnx.merge(graph, params)(tokens))
+      return (logps[..., 5] * jnp.arange(1.0, 8.0)[None]).sum()
+
+    return jax.jit(jax.value_and_grad(loss)), params
+
+  (kept, params), (again, _) = step("none"), step("block")
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+    again(params),
+    kept(params),
+  )
+  counts = [
+    sum(e.primitive.name == "logistic" for e in equations(text.jaxpr))
+    for text in (jax.make_jaxpr(step)(params) for step in (kept, again))
+  ]
+  # The gate's activation, forward and once more in the backward pass.
+  assert counts[1] > counts[0] > 0
 
 
 def test_a_mesh_that_would_cut_a_head_is_refused():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from scalerl_jax.models import sharding
 
@@ -108,6 +108,27 @@ def test_a_mesh_that_would_cut_a_head_is_refused(
     ValueError, match=rf"pipeline.tensor \({tensor}\) must divide the {named}"
   ):
     sharding.check_heads(heads, kv_heads, tensor)
+
+
+def test_experts_are_cut_over_their_axis_and_never_unevenly():
+  mesh = sharding.make_mesh(jax.devices()[:6], fsdp=2, expert=3)
+  assert dict(mesh.shape) == {"data": 1, "fsdp": 2, "tensor": 1, "expert": 3}
+  spec = sharding.partition_spec(("expert", "embed", "mlp"), (6, 4, 5), mesh)
+  assert tuple(spec) == ("expert", "fsdp", "tensor")
+  sharding.check_experts(6, 3)
+  sharding.check_experts(0, 3)  # a dense policy
+  with pytest.raises(ValueError, match=r"expert \(3\) must divide the 8 exp"):
+    sharding.check_experts(8, 3)
+  with pytest.raises(ValueError, match=r"tensor \(1\) x expert \(4\) must"):
+    sharding.make_mesh(jax.devices()[:6], expert=4)
+
+
+def test_spec_of_an_array_without_a_mesh_is_that_of_a_copy():
+  assert sharding.spec_of(jnp.ones(3)) == PartitionSpec()
+  array = jax.device_put(
+    np.ones((6, 12)), sharding.named_sharding(("vocab", None), (6, 12), _mesh())
+  )
+  assert sharding.spec_of(array) == PartitionSpec("tensor", None)
 
 
 def test_a_mesh_that_divides_the_heads_is_accepted():

@@ -149,3 +149,17 @@ def test_heads_are_never_cut(machine):
   )
   text = _refusal(config)
   assert "pipeline.tensor (2) must divide the 3 query heads" in text
+
+
+def test_experts_are_shared_on_both_meshes_and_never_unevenly(machine):
+  machine(8)
+  model = {"num_experts": 6, "expert_width": 5}
+  made = make_meshes(vary(_pipeline(expert=2, fsdp=2), model=model))
+  assert dict(made.generator.shape)["expert"] == 2
+  shape = dict(made.trainer.shape)
+  assert (shape["data"], shape["fsdp"], shape["expert"]) == (1, 2, 2)
+  assert made.devices == 6
+  text = _refusal(vary(_pipeline(expert=4), model=model))
+  assert "pipeline.expert (4) must divide the 6 experts" in text
+  text = _refusal(_pipeline(expert=2))
+  assert "pipeline.expert must be 1 for a policy without experts, got 2" in text
