@@ -1,4 +1,4 @@
-"""The three flags of a run, and how they become one `Config`."""
+"""The flags of a run, and how they become one `Config`."""
 
 import pathlib
 import runpy
@@ -8,9 +8,11 @@ from absl import flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config
 
+RUN_FLAGS = ("config", "set", "workdir", "plan", "device_memory_gib")
+
 
 def define_run_flags() -> None:
-  """Defines `--config`, `--set` and `--workdir`."""
+  """Defines `RUN_FLAGS`; none but the first two changes a result."""
   flags.DEFINE_string(
     "config",
     None,
@@ -22,8 +24,14 @@ def define_run_flags() -> None:
     [],
     "section.field=value, over what the config file says; may be repeated.",
   )
-  flags.DEFINE_string(
-    "workdir", None, "folder of everything a run writes.", required=True
+  flags.DEFINE_string("workdir", None, "folder of everything a run writes.")
+  flags.DEFINE_boolean(
+    "plan", False, "prints what the run will need, and runs nothing."
+  )
+  flags.DEFINE_float(
+    "device_memory_gib",
+    0.0,
+    "--plan: memory of a device, GiB; 0: what the device tells.",
   )
 
 

@@ -1,4 +1,7 @@
-"""Trains: `python -m scalerl_jax.main --config=FILE.py --workdir=DIR`."""
+"""Trains: `python -m scalerl_jax.main --config=FILE.py --workdir=DIR`.
+
+With `--plan` it only says what a run will need.
+"""
 
 import sys
 
@@ -18,8 +21,16 @@ def main(argv: list[str]) -> None:
     # Orbax tells each of its steps at INFO.
     logging.set_verbosity(logging.WARNING)
   try:
+    if not values.workdir and not values.plan:
+      raise ValueError("--workdir must name the folder of the run, got none")
     config = load_config(values.config, values.set)
     # After the flags are known good, and after the CPU is set up: JAX.
+    if values.plan:
+      from scalerl_jax.run.plan import plan_run
+
+      told = plan_run(config, values.device_memory_gib)
+      print("\n".join(told.lines()))
+      return
     from scalerl_jax.run.train import Run
 
     run_of_config = Run(config, values.workdir)
@@ -39,11 +50,11 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
   """The console entry point."""
-  from scalerl_jax.flags import define_run_flags
+  from scalerl_jax.flags import RUN_FLAGS, define_run_flags
 
   prepare_cpu()
   define_run_flags()
-  for name in ("config", "set", "workdir"):
+  for name in RUN_FLAGS:
     flags.declare_key_flag(name)  # so that --help lists them
   app.run(main)
 

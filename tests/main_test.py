@@ -93,6 +93,28 @@ def test_a_run_ends_by_saying_how_it_went(finished):
   assert report == f"report: {workdir / 'report.html'}"
 
 
+def test_a_plan_needs_no_workdir_and_writes_nothing(door, tiny, capsys):
+  before = set(tiny.parent.iterdir())
+  door(tiny, "", "--plan", "--device_memory_gib=2")
+  told = capsys.readouterr().out
+  for words in (
+    "trainer: ",
+    "optimiser",
+    "KV cache",
+    "FLOPs a step",
+    "largest",
+  ):
+    assert words in told
+  assert set(tiny.parent.iterdir()) == before
+
+
+def test_a_run_without_a_workdir_is_refused(door, tiny, capsys):
+  with pytest.raises(SystemExit) as caught:
+    door(tiny, "")
+  assert caught.value.code == 2
+  assert "--workdir must name the folder" in capsys.readouterr().err
+
+
 def test_progress_is_told_while_it_runs(finished):
   done, _ = finished
   lines = [x for x in done.stdout.splitlines() if x.startswith("ScaleRL ")]

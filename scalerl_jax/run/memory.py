@@ -1,0 +1,219 @@
+"""Bytes a device in closed form: what a learner and a sampler hold at most.
+
+For the plan, before anything is allocated. Within a quarter of what XLA says
+of the train step; a compiler that keeps less or more may differ.
+"""
+
+import numpy as np
+from jax.sharding import Mesh
+
+from scalerl_jax.config import (
+  BatchConfig,
+  LossConfig,
+  ModelConfig,
+  SamplerConfig,
+)
+from scalerl_jax.models.plan import parameter_plan
+from scalerl_jax.models.policy import UNROLL_LAYERS
+from scalerl_jax.models.sharding import RULES, partition_spec
+
+FLOAT = 4  # bytes of a float32
+MOMENTS = 2  # AdamW's
+# Floats that the backward pass keeps of a layer and token, as multiples of D,
+# F, H·T, H·Dh and K·Dh: inputs of products, of norms and of silu. Counted from
+# XLA's buffers; a scan keeps whole what unrolled layers compute again in a
+# fusion.
+UNROLLED = (8, 5, 1, 3, 2)
+SCANNED = (9, 6, 2, 3, 2)
+LOGIT_COPIES = 3  # logits, their exponentials, and their gradient
+
+
+def per_device(
+  shape: tuple[int, ...], axes: tuple[str | None, ...], mesh: Mesh
+) -> int:
+  """Numbers of an array that one device of the mesh holds."""
+  ways = 1
+  for axis in partition_spec(axes, shape, mesh):
+    names = (axis,) if isinstance(axis, str) else axis or ()
+    ways *= int(np.prod([mesh.shape[name] for name in names]))
+  return int(np.prod(shape)) // ways
+
+
+def parameter_count(model: ModelConfig, vocab_size: int) -> int:
+  """Numbers in all parameters together."""
+  plan = parameter_plan(model, vocab_size).values()
+  return sum(int(np.prod(parameter.shape)) for parameter in plan)
+
+
+def parameter_bytes(model: ModelConfig, vocab_size: int, mesh: Mesh) -> int:
+  """Parameters that one device holds, in float32."""
+  return FLOAT * sum(
+    per_device(parameter.shape, parameter.axes, mesh)
+    for parameter in parameter_plan(model, vocab_size).values()
+  )
+
+
+def replicated_parameters(
+  model: ModelConfig, vocab_size: int, mesh: Mesh
+) -> tuple[str, ...]:
+  """Parameters with a dimension that its mesh axis does not divide.
+
+  Returns:
+    Lines as "embedding: vocab 97 on tensor 2".
+  """
+  found = []
+  for name, parameter in parameter_plan(model, vocab_size).items():
+    spec = partition_spec(parameter.axes, parameter.shape, mesh)
+    for axis, size, cut in zip(
+      parameter.axes, parameter.shape, spec, strict=True
+    ):
+      held = RULES.get(axis) if axis else None
+      if isinstance(held, str) and cut is None:
+        found.append(f"{name}: {axis} {size} on {held} {mesh.shape[held]}")
+  return tuple(found)
+
+
+def layer_floats(
+  model: ModelConfig, row_tokens: int, *, tensor: int, sparse: bool
+) -> float:
+  """Floats a token that the backward pass of one layer needs.
+
+  Args:
+    model: the architecture.
+    row_tokens: T; attention keeps a weight for each head and key.
+    tensor: devices that share heads and MLPs.
+    sparse: the layer has experts; a token goes through few of them.
+  """
+  scanned = model.num_layers > UNROLL_LAYERS
+  width, mlp, keys, heads, kv_heads = SCANNED if scanned else UNROLLED
+  inner = model.mlp_width
+  if sparse:
+    chosen = model.experts_per_token + model.shared_expert
+    inner = chosen * model.expert_width + model.experts_per_token * model.width
+  shared = (
+    mlp * inner
+    + keys * model.num_heads * row_tokens
+    + heads * model.num_heads * model.head_width
+    + kv_heads * model.num_kv_heads * model.head_width
+  )
+  return width * model.width + shared / tensor
+
+
+def learner_bytes(
+  model: ModelConfig,
+  batch: BatchConfig,
+  loss: LossConfig,
+  *,
+  vocab_size: int,
+  row_tokens: int,
+  mesh: Mesh,
+) -> dict[str, int]:
+  """What a device of the trainer mesh holds during an update, by name.
+
+  Args:
+    model: the architecture.
+    batch: its micro-batch is what has activations at a time.
+    loss: says how many tokens have logits at a time.
+    vocab_size: V.
+    row_tokens: T, positions of a row, of a packed one if rows are packed.
+    mesh: the trainer mesh.
+  """
+  parameters = parameter_bytes(model, vocab_size, mesh)
+  tensor = mesh.shape["tensor"]
+  rows = batch.micro_batch // (mesh.shape["data"] * mesh.shape["fsdp"])
+  tokens = rows * row_tokens
+  layers = [
+    layer_floats(model, row_tokens, tensor=tensor, sparse=sparse) * tokens
+    for sparse in model.sparse
+  ]
+  scored = min(loss.logprob_chunk or tokens, tokens)
+  logits = LOGIT_COPIES * scored * -(-vocab_size // tensor)
+  # Few layers are unrolled, and XLA then keeps them whatever was asked for.
+  if model.remat == "block" and model.num_layers > UNROLL_LAYERS:
+    item = 2 if model.dtype == "bfloat16" else FLOAT
+    kept = model.num_layers * tokens * model.width * item // FLOAT
+    # One layer's at a time, when the logits are gone.
+    activations, logits = kept, max(logits, max(layers))
+    name = "logits, or a layer computed again"
+  else:
+    activations, name = sum(layers), "logits"
+  held = {
+    "parameters": parameters,
+    "optimiser": MOMENTS * parameters,
+    "gradients": 2 * parameters,  # their sum, and a micro-batch's own
+    "activations": int(FLOAT * activations),
+    name: int(FLOAT * logits),
+  }
+  if mesh.shape["fsdp"] > 1:
+    # A layer's weights and the table, whole while they are used.
+    plan = parameter_plan(model, vocab_size)
+    whole = sum(int(np.prod(p.shape)) for p in plan.values())
+    table = int(np.prod(plan["embedding"].shape))
+    layer = (whole - table) // model.num_layers
+    held["gathered weights"] = FLOAT * (table + layer) // tensor
+  return held
+
+
+def cache_bytes(
+  model: ModelConfig, sampler: SamplerConfig, *, group_size: int, mesh: Mesh
+) -> tuple[int, int]:
+  """KV of a device of the generator mesh: at rest, and while it is decoded.
+
+  At rest a prompt's keys and values are shared by its group, for twice as many
+  prompts as groups fit; while a chunk is decoded each slot has a copy beside
+  its completion's, and half as much again where the two are joined.
+  """
+  item = 2 if model.dtype == "bfloat16" else FLOAT
+  heads = model.num_kv_heads // mesh.shape["tensor"]
+  column = 2 * model.num_layers * heads * model.head_width * item
+  slots = sampler.slots // (mesh.shape["data"] * mesh.shape["fsdp"])
+  places = min(sampler.slots, 2 * (sampler.slots // group_size))
+  completion = sampler.max_completion_tokens
+  prompt = sampler.max_prompt_tokens
+  return (
+    column * (places * prompt + slots * completion),
+    column * slots * (prompt + completion) * 3 // 2,
+  )
+
+
+def sampler_bytes(
+  model: ModelConfig,
+  sampler: SamplerConfig,
+  *,
+  group_size: int,
+  samples: int,
+  vocab_size: int,
+  mesh: Mesh,
+) -> dict[str, int]:
+  """What a device of the generator mesh holds while a chunk is decoded.
+
+  Args:
+    model: the architecture.
+    sampler: slots and budgets.
+    group_size: G.
+    samples: completions a held-out prompt: evaluations have slots of their own.
+    vocab_size: V.
+    mesh: the generator mesh.
+  """
+  rest, opened = cache_bytes(model, sampler, group_size=group_size, mesh=mesh)
+  held, _ = cache_bytes(model, sampler, group_size=samples, mesh=mesh)
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  tensor = mesh.shape["tensor"]
+  logits = sampler.slots // ways * -(-vocab_size // tensor)
+  prompt = sampler.max_prompt_tokens
+  # All prompts that can enter at a time, each with its whole budget.
+  tokens = -(-sampler.slots // (group_size * ways)) * prompt
+  widest = max(
+    layer_floats(model, prompt, tensor=tensor, sparse=sparse)
+    for sparse in model.sparse
+  )
+  return {
+    # The running version and, at a publication, the next one.
+    "weights": 2 * parameter_bytes(model, vocab_size, mesh),
+    "KV cache": rest,
+    "KV cache while decoding, or a prefill": max(
+      opened, int(FLOAT * tokens * widest)
+    ),
+    "KV cache of evaluations": held,
+    "logits": FLOAT * LOGIT_COPIES * logits,
+  }
