@@ -11,8 +11,12 @@ Command:  python -m scalerl_jax.main \
             --set model.checkpoint=FOLDER
 Hardware: two CPU cores, 8 GiB; for one GPU (not tried) add
             --set run.steps=400 --set batch.prompts=48 --set sampler.slots=384
-Time:     half an hour
-Reaches:  held-out pass rate .25 -> .57 after 8 steps
+Time:     50 minutes beside other jobs; a step took 20 to 60 s
+Reaches:  held-out pass rate .25 -> .77 (run.seed 0; .87 at step 32): paired
+          over 64 prompts +.52, standard error .04; on training prompts .28
+          (first five steps) -> .80 (last five). The base policy's weights
+          were those of a 4-bit file. Sampler and learner differ by .06 nats a
+          token on average, 3.3 at most: both bodies are bfloat16.
 """
 
 from scalerl_jax.config import Config, override
