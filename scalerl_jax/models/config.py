@@ -214,7 +214,9 @@ def _llama4(published: dict[str, Any], depth: int) -> dict[str, Any]:
     "qk_norm": "unscaled" if norm else "none",
     "no_rope_layers": _text(n for n, turn in enumerate(turns) if not turn),
     "attention_chunk": published.get("attention_chunk_size", 8192) or 0,
-    "query_temperature": published.get("attn_scale", 0.1) if tuned else 0.0,
+    "query_temperature": float(published.get("attn_scale", 0.1))
+    if tuned
+    else 0.0,
     "query_temperature_floor": int(published.get("floor_scale", 8192)),
     "num_experts": _number(published, "num_local_experts", "num_experts"),
     "experts_per_token": _number(published, "num_experts_per_tok"),

@@ -298,7 +298,8 @@ class Policy(nnx.Module):
 
     query = turn("query", config.num_heads)
     if places.temperature is not None and not kind.rotates:
-      query *= places.temperature[..., None, None].astype(x.dtype)
+      query *= places.temperature[..., None, None]  # float32
+      query = query.astype(x.dtype)
     key = turn("key", config.num_kv_heads)
     value = project("value", config.num_kv_heads)
     mixed, extra = attend(query, key, value)

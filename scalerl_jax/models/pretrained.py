@@ -151,7 +151,13 @@ def _open_tensors(
   index = folder / INDEX
   listed: dict[str, str] = {}
   if index.is_file():
-    listed = json.loads(index.read_text())["weight_map"]
+    try:
+      listed = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+      raise ValueError(
+        f"{str(index)!r} must be JSON with a weight_map from tensors to files;"
+        " copy it again"
+      ) from error
   shards = sorted({*listed.values()}) or [WEIGHTS]
   absent = [name for name in shards if not (folder / name).is_file()]
   if absent:

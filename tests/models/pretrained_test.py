@@ -228,6 +228,14 @@ def test_a_missing_shard_is_named(tmp_path):
     load(tmp_path, dtype="float32")
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"metadata": {}}'])
+def test_an_index_that_cannot_be_read_is_named(content, tmp_path):
+  _copy("qwen2", tmp_path)
+  (tmp_path / pretrained.INDEX).write_text(content)
+  with pytest.raises(ValueError, match=r"index.json' must be JSON with a wei"):
+    load(tmp_path, dtype="float32")
+
+
 def test_half_a_file_is_named(tmp_path):
   _copy("qwen2", tmp_path)
   path = tmp_path / "model.safetensors"
