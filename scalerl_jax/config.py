@@ -97,6 +97,7 @@ class RunConfig:
   # pass rate with at least this probability; a gain of 0 never stops.
   early_stop_gain: float = 0.0
   early_stop_confidence: float = 0.95
+  wandb_project: str = ""  # metrics go to Weights & Biases too; empty: not
 
   def __post_init__(self):
     _check_types("run", self)
@@ -715,6 +716,7 @@ class EvaluationConfig:
   every: int = 10  # steps
   samples: int = 4  # completions a held-out prompt: the n of mean@n
   seed: int = 1_000_003
+  path: str = ""  # --evaluate: a JSONL of questions, not the held-out sets
 
   def __post_init__(self):
     _check_types("evaluation", self)

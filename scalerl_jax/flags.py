@@ -8,7 +8,11 @@ from absl import flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config
 
-RUN_FLAGS = ("config", "set", "workdir", "plan", "device_memory_gib")
+RUN_FLAGS = (
+  *("config", "set", "workdir"),
+  *("plan", "device_memory_gib"),
+  *("evaluate", "export"),
+)
 
 
 def define_run_flags() -> None:
@@ -32,6 +36,18 @@ def define_run_flags() -> None:
     "device_memory_gib",
     0.0,
     "--plan: memory of a device, GiB; 0: what the device tells.",
+  )
+  flags.DEFINE_string(
+    "evaluate",
+    "",
+    "a saved step of the workdir, 'last', or a checkpoint's folder: evaluates"
+    " it and writes its completions into the workdir.",
+  )
+  flags.DEFINE_string(
+    "export",
+    "",
+    "STEP:FOLDER writes a saved step ('last': the newest) of the workdir as a"
+    " folder that transformers loads.",
   )
 
 

@@ -192,6 +192,8 @@ ELSEWHERE = {
   "model.attention_bias",
   "model.checkpoint",
   "curriculum.no_positive_resampling",
+  "run.wandb_project",  # any text
+  "evaluation.path",
 }
 
 
@@ -410,6 +412,8 @@ def _another(section, field):
     "run.forecast_level": 0.8,
     "run.early_stop_gain": 0.02,
     "run.early_stop_confidence": 0.9,
+    "run.wandb_project": "arithmetic",
+    "evaluation.path": "questions.jsonl",
   }
   if isinstance(default, bool):
     value = not default

@@ -108,6 +108,49 @@ def test_a_plan_needs_no_workdir_and_writes_nothing(door, tiny, capsys):
   assert set(tiny.parent.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+  ("rest", "says"),
+  [
+    (("--plan", "--evaluate=last"), "--plan and --evaluate must not be given"),
+    (("--export=last",), "--export must read STEP:FOLDER"),
+    (("--evaluate=3",), "must be the folder of a run"),
+  ],
+)
+def test_doors_that_cannot_open_are_refused(
+  door, tiny, tmp_path, capsys, rest, says
+):
+  with pytest.raises(SystemExit) as caught:
+    door(tiny, tmp_path / "new", *rest)
+  assert caught.value.code == 2
+  assert says in capsys.readouterr().err
+
+
+def test_out_of_memory_ends_in_a_sentence(door, tmp_path, capsys):
+  # A matrix of 64 terabytes.
+  wide = vary(RUN, model={"mlp_width": 10**12}, supervised={"steps": 0})
+  with pytest.raises(SystemExit) as caught:
+    door(as_file(wide, tmp_path / "wide.py"), tmp_path / "run")
+  assert caught.value.code == 1
+  told = capsys.readouterr().err.splitlines()[-1]
+  assert told.startswith("error: a device is out of memory")
+  assert "batch.micro_batch (8)" in told
+
+
+def test_a_finished_run_is_evaluated_and_exported(
+  door, finished, tmp_path, capsys
+):
+  _, workdir = finished
+  config = workdir.parent / "tiny.py"
+  changes = "--set=run.steps=12", "--set=evaluation.every=1"
+  door(config, workdir, *changes, "--evaluate=last")
+  told = capsys.readouterr().out.splitlines()[-1]
+  rate = float(curve(workdir)[-1]["pass_rate"])
+  assert told.startswith(f"chain_arithmetic, step_12: mean@4 {rate:.4f}")
+  door(config, workdir, *changes, f"--export=12:{tmp_path / 'out'}")
+  assert f"is in {tmp_path / 'out'}" in capsys.readouterr().out
+  assert (tmp_path / "out/model.safetensors").is_file()
+
+
 def test_a_run_without_a_workdir_is_refused(door, tiny, capsys):
   with pytest.raises(SystemExit) as caught:
     door(tiny, "")

@@ -29,6 +29,9 @@ from scalerl_jax.config import (
   SupervisedConfig,
   TaskConfig,
 )
+from scalerl_jax.learning.train_step import LearnerState
+from scalerl_jax.run.checkpoint import Checkpoints
+from scalerl_jax.run.workdir import claim_workdir
 
 # Chains modulo 2: a policy of thirty supervised steps is right every other
 # time, so that groups are mixed and updates are made.
@@ -178,3 +181,17 @@ def journal(workdir):
   """The events of `journal.jsonl`."""
   lines = (workdir / "journal.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
+
+
+def saved_workdir(folder, config, params):
+  """A workdir as a run leaves it, with these parameters at steps 1, 2, ...
+
+  Made by hand: a run would take its time to compile.
+  """
+  claim_workdir(folder, config)
+  checkpoints = Checkpoints(folder / "checkpoints", keep=len(params))
+  for step, held in enumerate(params, 1):
+    learner = LearnerState(held, {"moments": np.ones(3)}, np.int32(step))
+    run = {"learner": learner, "slots": {"tokens": np.zeros((3, 5))}}
+    checkpoints.save(step, {"run": run, "wall_seconds": np.zeros(())})
+  checkpoints.close()

@@ -4,9 +4,11 @@ A task names its verifier; the verifiers themselves are in `rewards/`. A
 mixture is a task of several parts, each of which is a task by itself.
 """
 
+import dataclasses
 import functools
 import itertools
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 
 from scalerl_jax.config import CHAINS, SupervisedConfig, TaskConfig
@@ -135,6 +137,51 @@ def _source(name: str, task: TaskConfig) -> Source:
   )
   judge = _judge(task) or TextJudge(verifiers.exact_match, task.thinking_end)
   return Source(name, lines, split, lambda origins: judge)
+
+
+def question_set(
+  task: TaskConfig,
+  path: str | os.PathLike,
+  tokenizer: Tokenizer,
+  *,
+  max_prompt_tokens: int,
+) -> Task:
+  """A JSONL file's questions, all held out, in a set named by the file.
+
+  Columns, instruction and verifier are those of `task`.
+
+  Args:
+    task: how questions are asked and judged.
+    path: the file, as `prompts.read_jsonl` reads it.
+    tokenizer: of the policy.
+    max_prompt_tokens: budget of a prompt.
+
+  Raises:
+    ValueError: a bad file, or a prompt over the budget unless
+      `task.long_prompts` drops those.
+  """
+  asked = dataclasses.replace(
+    task,
+    name="jsonl",
+    path=os.fspath(path),
+    mixture="",
+    dataset="",
+    parameters="",
+  )
+  source = _source("jsonl", asked)
+  lines = list(source.lines)
+  source = dataclasses.replace(
+    source,
+    name=pathlib.Path(path).stem,
+    lines=lines,
+    split=lambda fits: ([], [line for line in lines if fits(line)]),
+  )
+  part = question_part(
+    source, asked, SupervisedConfig(), max_prompt_tokens=max_prompt_tokens
+  )
+  made = part.make(tokenizer)
+  prompts.check_lengths(made.heldout[source.name], max_prompt_tokens)
+  return made
 
 
 def read_file(name: str, task: TaskConfig) -> list[Line]:

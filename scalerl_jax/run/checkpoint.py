@@ -54,6 +54,11 @@ class Checkpoints:
     """Step of the newest state, or None."""
     return self._manager.latest_step()
 
+  @property
+  def steps(self) -> list[int]:
+    """Steps of all states, oldest first."""
+    return sorted(self._manager.all_steps())
+
   def save(self, step: int, state: Any) -> None:
     """Saves a state; one that exists for this step is left as it is."""
     if self.latest != step:
@@ -64,6 +69,21 @@ class Checkpoints:
     """The state of a step, in the structure and shardings of `like`."""
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _flat(like))
     flat = self._manager.restore(step, args=ocp.args.StandardRestore(target))
+    return _like(like, flat)
+
+  def restore_part(self, step: int, like: Any) -> Any:
+    """As `restore`, of a state of which `like` has some leaves only."""
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _flat(like))
+    # Apart from the manager, which only knows whole states.
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+      flat = reader.restore(
+        self._manager.directory / str(step) / "default",
+        args=ocp.args.PyTreeRestore(
+          item=target,
+          restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+          partial_restore=True,
+        ),
+      )
     return _like(like, flat)
 
   def close(self) -> None:

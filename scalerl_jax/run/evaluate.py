@@ -23,13 +23,23 @@ class Evaluation:
   samples: np.ndarray  # int32 [P], completions
   mean_length: np.ndarray  # float32 [P], tokens
   truncated: np.ndarray  # int32 [P], completions that ran out of budget
-  texts: list[str]  # the first completion of each prompt
-  first_correct: np.ndarray  # bool [P], whether that one is right
+  completions: list[list[str]]  # of each prompt
+  verdicts: np.ndarray  # bool [P, n], whether each of them is right
 
   @property
   def pass_rate(self) -> float:
     """Mean of 0/1 correctness."""
     return float(self.correct.sum() / self.samples.sum())
+
+  @property
+  def texts(self) -> list[str]:
+    """The first completion of each prompt."""
+    return [completions[0] for completions in self.completions]
+
+  @property
+  def first_correct(self) -> np.ndarray:
+    """Whether that one is right."""
+    return self.verdicts[:, 0]
 
 
 class Evaluator:
@@ -92,6 +102,9 @@ class Evaluator:
       samples=np.full((len(heldout),), self.samples, np.int32),
       mean_length=lengths.mean(axis=1).astype(np.float32),
       truncated=(finish == FinishReason.BUDGET).sum(axis=1).astype(np.int32),
-      texts=texts[:: self.samples],
-      first_correct=correct[:, 0],
+      completions=[
+        texts[first : first + self.samples]
+        for first in range(0, len(texts), self.samples)
+      ],
+      verdicts=correct,
     )

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import (
   BatchConfig,
+  Config,
   LossConfig,
   ModelConfig,
   SamplerConfig,
@@ -217,3 +218,28 @@ def sampler_bytes(
     "KV cache of evaluations": held,
     "logits": FLOAT * LOGIT_COPIES * logits,
   }
+
+
+def out_of_memory(error: Exception, config: Config) -> str | None:
+  """One sentence for an error that is a device out of memory; None for others.
+
+  Args:
+    error: as JAX raises it.
+    config: whose settings are named with their values.
+  """
+  text = str(error)
+  if "RESOURCE_EXHAUSTED" not in text:
+    return None
+  chunk = config.loss.logprob_chunk
+  halved = (
+    f"set loss.logprob_chunk lower ({chunk})"
+    if chunk
+    else ("set loss.logprob_chunk (0: all logits at once)")
+  )
+  where = text.splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2]
+  return (
+    f"a device is out of memory ({where or 'it says no more'}); lower"
+    f" batch.micro_batch ({config.batch.micro_batch}) or sampler.slots"
+    f" ({config.sampler.slots}), {halved} or model.remat to 'block'; --plan"
+    " says what fits"
+  )

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from tensorboardX import SummaryWriter
 
+from scalerl_jax.run.wandb_mirror import WandbMirror
+
 AXES = (
   "trained_tokens",
   "generated_tokens",
@@ -54,6 +56,7 @@ class MetricsWriter:
     resume_step: the step of the state that the run goes on from: lines, rows
       and evaluations beyond it are cut off. None for a run that starts: files
       of an earlier one are renamed to `*.old`, see `set_aside`.
+    mirror: is told every number too.
 
   Raises:
     ValueError: a file to go on with is not one of ours.
@@ -64,7 +67,9 @@ class MetricsWriter:
     workdir: str | os.PathLike[str],
     *,
     resume_step: int | None,
+    mirror: WandbMirror | None = None,
   ):
+    self._mirror = mirror
     self.workdir = pathlib.Path(workdir)
     self.workdir.mkdir(parents=True, exist_ok=True)
     self.set_aside: tuple[str, ...] = ()  # names of files renamed to `*.old`
@@ -164,15 +169,24 @@ class MetricsWriter:
     self._metrics.close()
     self._curve.close()
     self._events.close()
+    if self._mirror is not None:
+      self._mirror.close()
+      self._mirror = None
 
   def _append(self, file: io.TextIOWrapper, text: str) -> None:
     file.write(text)
     file.flush()
 
   def _add_events(self, step: int, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-      if name != "step" and isinstance(value, int | float):
-        self._events.add_scalar(name, value, step)
+    numbers = {
+      name: value
+      for name, value in values.items()
+      if name != "step" and isinstance(value, int | float)
+    }
+    for name, value in numbers.items():
+      self._events.add_scalar(name, value, step)
+    if self._mirror is not None:
+      self._mirror.log(step, numbers)
 
   def _check(self, step, task, arrays, before) -> None:
     if step in before["step"]:

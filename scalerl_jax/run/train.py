@@ -34,6 +34,7 @@ from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import Recorder
 from scalerl_jax.run.report import Summary, write_report
+from scalerl_jax.run.wandb_mirror import check_wandb, make_mirror
 from scalerl_jax.run.warm_start import (
   base_policy,
   cache_folder,
@@ -68,6 +69,7 @@ class Run:
     self.config = config
     self.workdir = pathlib.Path(workdir)
     self.meshes = make_meshes(config)
+    check_wandb(config)
     check_workdir(self.workdir, self._asked)
     stored = self.workdir / "tokenizer.model"
     self.task = load_task(
@@ -216,7 +218,11 @@ class Run:
       state = self.checkpoints.restore(self.resumed, self._state(0.0))
       self._seconds_before = float(state["wall_seconds"])
       self.pipeline.load_state_dict(state["run"])
-    self.writer = MetricsWriter(self.workdir, resume_step=self.resumed)
+    self.writer = MetricsWriter(
+      self.workdir,
+      resume_step=self.resumed,
+      mirror=make_mirror(self._asked, self.workdir),
+    )
     self.pipeline.journal = Journal(
       self.workdir / "journal.jsonl", events=self.pipeline.events
     )

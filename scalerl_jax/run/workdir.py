@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -73,6 +74,35 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
       f"{str(path)!r} must be the {CONFIG} of a run, and cannot be read as one;"
       " use another --workdir"
     ) from error
+
+
+def check_sections(
+  workdir: pathlib.Path, config: Config, sections: Sequence[str]
+) -> None:
+  """Refuses a workdir whose run had other values in these sections.
+
+  Raises:
+    ValueError: no run's workdir, or one that differs, with the fields.
+  """
+  path = workdir / CONFIG
+  if not path.is_file():
+    raise ValueError(
+      f"--workdir must be the folder of a run, with a {CONFIG}, got"
+      f" {str(workdir)!r}"
+    )
+  held, _ = _read(path)
+  values = config_lib.to_dict(config)
+  names = [
+    f"{section}.{field}"
+    for section in sections
+    for field, value in values[section].items()
+    if held.get(section, {}).get(field) != value
+  ]
+  if names:
+    raise ValueError(
+      f"workdir {str(workdir)!r} belongs to a run that differs in"
+      f" {', '.join(names)}; give its own --config and --set"
+    )
 
 
 def claim_workdir(workdir: pathlib.Path, config: Config) -> None:

@@ -11,7 +11,8 @@ import pytest
 from scalerl_jax.config import Config, SupervisedConfig, TaskConfig
 from scalerl_jax.data import chain
 from scalerl_jax.data.chain import ARITHMETIC, LOGIC
-from scalerl_jax.data.tasks import load_task
+from scalerl_jax.data.pieces import PieceTokenizer
+from scalerl_jax.data.tasks import load_task, question_set
 from scalerl_jax.types import Rollout
 
 TASK = TaskConfig(train_prompts=300, heldout_prompts=70)
@@ -251,3 +252,20 @@ def test_difficulty_of_a_file_reaches_its_prompts(tmp_path):
   )
   assert [p.difficulty for p in task.train] == [0.0, 0.0, 1.0]
   assert [p.difficulty for p in task.heldout["jsonl"]] == [1.5, 2.0]
+
+
+def test_a_file_of_questions_is_a_held_out_set_by_its_name(tmp_path):
+  path = tmp_path / "sums.jsonl"
+  rows = [{"problem": f"{n}+{n}", "answer": str(2 * n)} for n in range(5)]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  config = TaskConfig(prompt_column="problem", instruction="=")
+  words = PieceTokenizer.train(["0123456789+="], symbols=[])
+  task = question_set(config, path, words, max_prompt_tokens=9)
+  assert list(task.heldout) == ["sums"]
+  assert not task.train
+  asked = task.heldout["sums"]
+  assert [p.text for p in asked] == [f"{n}+{n}=" for n in range(5)]
+  ended = np.ones(2, bool)
+  assert task.verify_batch(asked[3:], ["6", "6"], ended).tolist() == [1, 0]
+  with pytest.raises(ValueError, match="max_prompt_tokens"):
+    question_set(config, path, words, max_prompt_tokens=3)

@@ -173,3 +173,15 @@ def test_a_state_of_another_shape_is_refused(tmp_path):
   for like in ({"x": jnp.zeros((5, 3))}, {"y": jnp.zeros((3, 5))}):
     with pytest.raises((ValueError, KeyError)):
       load_tree(tmp_path / "tree", like)
+
+
+def test_a_part_of_a_state_is_read_alone(tmp_path):
+  whole = {"some": jnp.arange(3.0), "rest": {"large": jnp.ones((5, 7))}}
+  made = Checkpoints(tmp_path / "checkpoints", keep=3)
+  for step in (2, 5):
+    made.save(step, jax.tree.map(lambda x, step=step: step * x, whole))
+  assert made.steps == [2, 5]
+  found = made.restore_part(2, {"some": jnp.zeros(3)})
+  made.close()
+  assert set(found) == {"some"}
+  np.testing.assert_array_equal(found["some"], [0.0, 2.0, 4.0])

@@ -108,6 +108,8 @@ def test_counts_are_those_of_a_slow_judge(evaluator, policy, heldout, found):
     assert found.truncated[n] == sum(cut)
     assert found.samples[n] == SAMPLES
     np.testing.assert_allclose(found.mean_length[n], np.mean(lengths), 1e-6)
+    assert found.completions[n] == list(texts)
+    assert found.verdicts[n].tolist() == list(right)
     assert found.texts[n] == texts[0]
     assert bool(found.first_correct[n]) == right[0]
   # The judges had something to disagree on.
@@ -146,8 +148,8 @@ def test_a_pass_rate_is_the_mean_over_all_completions():
     samples=np.array([4, 4, 4], np.int32),
     mean_length=np.zeros(3, np.float32),
     truncated=np.zeros(3, np.int32),
-    texts=["", "", ""],
-    first_correct=np.zeros(3, bool),
+    completions=[[""] * 4] * 3,
+    verdicts=np.zeros((3, 4), bool),
   )
   assert counted.pass_rate == 4 / 12
 

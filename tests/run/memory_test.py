@@ -27,6 +27,7 @@ from scalerl_jax.models.sharding import make_mesh
 from scalerl_jax.run import memory
 from scalerl_jax.types import Batch
 from tests.helpers import small_policy
+from tests.runs import TINY
 
 V, ROWS, T = 131, 8, 48
 BOUND = 0.25  # of what XLA says
@@ -163,3 +164,19 @@ def test_experts_count_for_the_tokens_that_they_see():
   ]
   # Five times the expert's width and the token's own, for each expert more.
   assert counts[1] - counts[0] == 2 * 5 * (40 + MODEL.width)
+
+
+def test_a_device_out_of_memory_is_one_sentence_with_what_to_lower():
+  with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+    jnp.zeros((10**13,)).block_until_ready()
+  told = memory.out_of_memory(caught.value, TINY)
+  assert "\n" not in told
+  assert "40000000000000 bytes" in told
+  for words in (
+    "batch.micro_batch (8)",
+    "sampler.slots (16)",
+    "loss.logprob_chunk",
+    "--plan",
+  ):
+    assert words in told
+  assert memory.out_of_memory(RuntimeError("another"), TINY) is None

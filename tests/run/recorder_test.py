@@ -49,8 +49,8 @@ class _Evaluator(Evaluator):
       samples=np.full(PROMPTS, SAMPLES, np.int32),
       mean_length=np.full(PROMPTS, 5.5, np.float32),
       truncated=np.arange(PROMPTS, dtype=np.int32) % 3,
-      texts=[f"text {rate} {n}" for n in range(len(heldout))],
-      first_correct=correct > 0,
+      completions=[[f"text {rate} {n}"] for n in range(len(heldout))],
+      verdicts=(correct > 0)[:, None],
     )
 
 

@@ -166,3 +166,13 @@ def test_changed_prompts_are_refused_and_the_same_ones_are_not(tmp_path):
   assert "abc" in str(caught.value)
   assert "xyz" in str(caught.value)
   claim_task(tmp_path, "abc")
+
+
+def test_sections_that_must_agree_are_compared_and_others_are_not(tmp_path):
+  workdir.claim_workdir(tmp_path, TINY)
+  other = vary(TINY, evaluation={"samples": 3}, model={"mlp_width": 40})
+  workdir.check_sections(tmp_path, other, ("task",))
+  with pytest.raises(ValueError, match=r"differs in model\.mlp_width; give"):
+    workdir.check_sections(tmp_path, other, ("task", "model"))
+  with pytest.raises(ValueError, match="must be the folder of a run"):
+    workdir.check_sections(tmp_path / "nothing", TINY, ("task",))
