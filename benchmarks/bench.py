@@ -9,6 +9,7 @@ Run it on a quiet machine: a timing made beside another job is worthless.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -218,8 +219,8 @@ def memory() -> None:
   )
   rows, width = 16, 512
   optimizer = make_optimizer(OptimizerConfig())
-  graph, params = nnx.split(Policy(model, vocab_size=49152, rngs=nnx.Rngs(0)))
-  params = jax.eval_shape(lambda params: params, params)
+  policy = Policy(model, vocab_size=49152, rngs=nnx.Rngs(0))
+  params = jax.eval_shape(lambda params: params, nnx.state(policy))
   state = LearnerState(
     params=params,
     optimizer=jax.eval_shape(optimizer.init, params),
@@ -235,9 +236,10 @@ def memory() -> None:
     rewards=jax.ShapeDtypeStruct(row, jnp.float32),
   )
   peaks = {}
-  for chunk in (0, 512):
+  for remat, chunk in itertools.product(("none", "block"), (0, 512)):
+    policy.config = dataclasses.replace(model, remat=remat)
     settings = TrainSettings(
-      policy=graph,
+      policy=nnx.split(policy)[0],
       optimizer=optimizer,
       loss=LossConfig(logprob_chunk=chunk),
       warp=(),
@@ -253,13 +255,17 @@ def memory() -> None:
       .memory_analysis()
     )
     assert found is not None, "the backend tells no memory"
-    peaks[chunk] = found.temp_size_in_bytes + found.argument_size_in_bytes
+    peaks[remat, chunk] = (
+      found.temp_size_in_bytes + found.argument_size_in_bytes
+    )
   tell(
     "memory",
     parameters=sum(x.size for x in jax.tree.leaves(params)),
-    step_bytes=peaks[0],
-    step_bytes_chunks_of_512_tokens=peaks[512],
-    saved_share=1 - peaks[512] / peaks[0],
+    step_bytes=peaks["none", 0],
+    step_bytes_chunks_of_512_tokens=peaks["none", 512],
+    step_bytes_remat=peaks["block", 0],
+    step_bytes_remat_chunks=peaks["block", 512],
+    saved_share_of_remat=1 - peaks["block", 512] / peaks["block", 0],
   )
 
 

@@ -60,7 +60,15 @@ def test_fitter_starts_without_any_other_library():
 def test_base_is_small_and_extras_hold_the_rest():
   extras = PROJECT["optional-dependencies"]
   assert _names(PROJECT["dependencies"]) == BASE
-  assert set(extras) == {"train", "plot"}
+  assert set(extras) == {"train", "plot", "cuda", "tpu", "wandb"}
+  # The base's jax in a build for the accelerator, within the same bounds.
+  (bounds,) = (
+    line.removeprefix("jax")
+    for line in PROJECT["dependencies"]
+    if line.startswith("jax>")
+  )
+  assert extras["cuda"] == [f"jax[cuda12]{bounds}"]
+  assert extras["tpu"] == [f"jax[tpu]{bounds}"]
   assert not set(extras["plot"]) - set(extras["train"])
   lines = (ROOT / "requirements.txt").read_text().splitlines()
   everything = {line for line in lines if line and line[0] != "#"}
