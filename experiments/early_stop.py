@@ -6,8 +6,9 @@ run gains less than .02; at .95 the run saves its state and ends.
 Command:  python -m scalerl_jax.main --config=experiments/early_stop.py \
             --workdir=runs/early_stop
 Hardware: two CPU cores
-Time:     at most twice the quickstart
-Reaches:  no run yet
+Time:     4 minutes; at most twice the quickstart
+Reaches:  stops at step 700 of 800 (run.seed 0) with probability .966, expecting
+          +.007; held-out pass rate .144 -> .924
 """
 
 from experiments import quickstart

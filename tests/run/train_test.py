@@ -315,3 +315,20 @@ def test_changed_difficulties_are_noticed_where_they_give_the_order(tmp_path):
     else:
       with pytest.raises(ValueError, match="have changed since"):
         Run(config(order, -1.0), folder)
+
+
+def test_a_run_with_nothing_left_to_gain_stops_and_is_saved(tmp_path, capfd):
+  # The rest of this run cannot gain .95: it stops at the first fit.
+  config = vary(
+    TINY,
+    run={"steps": 30, "early_stop_gain": 0.95},
+    evaluation={"every": 1},
+  )
+  run, _ = _train(tmp_path / "run", config)
+  step = run.pipeline.ledger.version
+  assert 5 <= step < 10
+  saved = [int(p.name) for p in (tmp_path / "run/checkpoints").iterdir()]
+  assert max(saved) == step
+  told = capfd.readouterr().out
+  assert f"early stop at step {step}: with probability " in told
+  assert "set run.early_stop_gain to 0" in told
