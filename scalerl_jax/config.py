@@ -22,6 +22,7 @@ ZERO_VARIANCE = ("drop", "keep", "refill")
 ALGORITHMS = ("pipeline_rl", "ppo_off_policy")
 SCHEDULES = ("logical", "wall")
 DTYPES = ("float32", "bfloat16")
+DOT_DTYPES = ("", *DTYPES)
 TASKS = (
   "chain_arithmetic",
   "chain_logic",
@@ -319,6 +320,7 @@ class ModelConfig:
   norm_epsilon: float = 1e-6
   tied_head: bool = True  # the head reads the embedding table
   dtype: str = "float32"  # of the body; the head's is each side's choice
+  dot_dtype: str = ""  # of the operands of its products; "": as dtype
   attention_bias: bool = False  # of query, key and value
   # scaled: an RMS norm with weights before the rotation; unscaled: one without
   # after it, on layers that rotate.
@@ -372,6 +374,7 @@ class ModelConfig:
       self.head_width,
     )
     _choice("model.dtype", self.dtype, DTYPES)
+    _choice("model.dot_dtype", self.dot_dtype, DOT_DTYPES)
     _choice("model.qk_norm", self.qk_norm, QK_NORMS)
     _choice("model.router", self.router, ROUTERS)
     _choice("model.remat", self.remat, REMATS)

@@ -1,18 +1,42 @@
-"""The explicit KV cache: a prompt part shared by a group, a completion part.
+"""The explicit KV cache: prompts shared by their groups, rings of completions.
 
 Keys are `[..., K, Dh, T]` and values `[..., K, T, Dh]`, so that both products
-of the attention are plain small matmuls. While a chunk is decoded the cache is
-*open*: laid out for the loop, a slot's prompt and completion side by side.
+of the attention are plain small matmuls that read a cache once. Nothing is
+copied between decode steps or chunks: a step writes a column in place.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from scalerl_jax.models.layers import FLOAT32, MASKED
+from scalerl_jax.models.rows import join_rows, pick, split_rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Ring:
+  """Completion columns of N slots, of which each may own the newest W.
+
+  All slots write the same column in the same decode step, so a write is one
+  slice and not a scatter.
+  """
+
+  k: Any  # L of [N, K, Dh, W], rotated
+  v: Any  # L of [N, K, W, Dh]
+
+  @property
+  def rows(self) -> int:
+    """N, slots that write here."""
+    return jax.tree.leaves(self.k)[0].shape[-4]
+
+  @property
+  def columns(self) -> int:
+    """W, completion tokens that a slot can own here."""
+    return jax.tree.leaves(self.k)[0].shape[-1]
 
 
 @jax.tree_util.register_dataclass
@@ -20,177 +44,182 @@ from scalerl_jax.models.layers import FLOAT32, MASKED
 class KVCache:
   """Keys and values of L layers for P prompts and S slots.
 
-  The completion part is a ring over its Tc columns. All slots write the same
-  column in the same decode step, so a write is one slice and not a scatter;
-  a slot's newest `length` columns, counted back from `cursor`, are its own.
+  A prompt is held once for its group, addressed by a slot's `group`. Slots
+  are spread over rings, the first ones over the first ring and so on, so that
+  short completions need not be as wide as long ones. A slot's newest `length`
+  columns are its own, counted back from `clock` modulo its ring.
+
+  Layers are a tuple where they are unrolled, one array `[L, ...]` where they
+  are scanned: a matmul cannot read a layer out of a stack in place, and
+  copying all keys and values was a third of a step.
   """
 
-  prompt_k: Any  # [L, P, K, Dh, Tp] of the body's dtype, rotated
-  prompt_v: Any  # [L, P, K, Tp, Dh]
+  prompt_k: Any  # L of [P, K, Dh, Tp] of the cache's dtype, rotated
+  prompt_v: Any  # L of [P, K, Tp, Dh]
   prompt_length: Any  # int32 [P], columns that hold a token
+  members: Any  # int32 [P, G], slots that continue a prompt, first row first
   group: Any  # int32 [S], which prompt a slot continues
-  k: Any  # [L, S, K, Dh, Tc]
-  v: Any  # [L, S, K, Tc, Dh]
+  member: Any  # int32 [S], which row of its group a slot is
+  rings: Any  # tuple of Ring
   length: Any  # int32 [S], completion columns that are the slot's own
-  cursor: Any  # int32 [], the column that the next decode step writes
+  clock: Any  # int32 [], decode steps so far
+  # Shards of slots and prompts that need nothing of each other.
+  shards: int = dataclasses.field(default=1, metadata={"static": True})
+
+  @property
+  def rows(self) -> tuple[int, ...]:
+    """Slots of each ring."""
+    return tuple(ring.rows for ring in self.rings)
+
+  @property
+  def prompt_tokens(self) -> int:
+    """Tp, columns of a prompt."""
+    return jax.tree.leaves(self.prompt_k)[0].shape[-1]
+
+
+class Seen(NamedTuple):
+  """What a step sees, for prompts and for each ring."""
+
+  prompt: Any  # [P, G or 1, Tp]
+  own: tuple[Any, ...]  # [N, W] each
+
+
+def empty_ring(
+  *,
+  layers: int,
+  unrolled: bool,
+  rows: int,
+  columns: int,
+  kv_heads: int,
+  head_width: int,
+  dtype: Any,
+) -> Ring:
+  """A ring in which no column belongs to anybody yet."""
+
+  def zeros(*shape: int) -> Any:
+    if not unrolled:
+      return jnp.zeros((layers, rows, kv_heads, *shape), dtype)
+    return tuple(
+      jnp.zeros((rows, kv_heads, *shape), dtype) for _ in range(layers)
+    )
+
+  return Ring(k=zeros(head_width, columns), v=zeros(columns, head_width))
 
 
 def empty_cache(
   *,
   layers: int,
+  unrolled: bool,
   prompts: int,
   slots: int,
+  group_size: int = 1,
   kv_heads: int,
   head_width: int,
   prompt_tokens: int,
   completion_tokens: int,
   dtype: Any,
+  shards: int = 1,
 ) -> KVCache:
-  """A cache in which no column belongs to anybody yet."""
-
-  def zeros(count: int, *shape: int) -> jax.Array:
-    return jnp.zeros((layers, count, kv_heads, *shape), dtype)
-
-  return KVCache(
-    prompt_k=zeros(prompts, head_width, prompt_tokens),
-    prompt_v=zeros(prompts, prompt_tokens, head_width),
-    prompt_length=jnp.zeros((prompts,), jnp.int32),
-    group=jnp.zeros((slots,), jnp.int32),
-    k=zeros(slots, head_width, completion_tokens),
-    v=zeros(slots, completion_tokens, head_width),
-    length=jnp.zeros((slots,), jnp.int32),
-    cursor=jnp.zeros((), jnp.int32),
-  )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class OpenCache:
-  """The cache as a decode loop holds it: Tp + Tc columns a slot.
-
-  One product covers prompt and completion. Layers are a tuple where they are
-  unrolled: a matmul cannot read a layer out of a stack in place, and copying
-  all keys and values at each step was a third of it (quickstart's shape, one
-  thread: 5.9 ms a step stacked, 4.0 ms as tuples, 3.6 ms joined as well).
-  """
-
-  k: Any  # L of [S, K, Dh, Tp + Tc]
-  v: Any  # L of [S, K, Tp + Tc, Dh]
-  prompt_length: Any  # int32 [S]
-  length: Any  # int32 [S]
-  cursor: Any  # int32 []
-  prompt_tokens: int = dataclasses.field(metadata={"static": True})  # Tp
-
-  @property
-  def completion_tokens(self) -> int:
-    """Tc, columns of the ring."""
-    return self.k[0].shape[-1] - self.prompt_tokens
-
-
-def open_cache(cache: KVCache, *, unrolled: bool) -> OpenCache:
-  """Gathers each slot's prompt beside its completion, once a chunk.
+  """A cache in which no column belongs to anybody yet.
 
   Args:
-    cache: as `RunState` holds it.
+    layers: L.
     unrolled: layers as a tuple; stacked otherwise.
+    prompts: P, places for prompts.
+    slots: S, all in one ring.
+    group_size: G.
+    kv_heads: K.
+    head_width: Dh.
+    prompt_tokens: Tp.
+    completion_tokens: columns of the ring.
+    dtype: of keys and values.
+    shards: parts of the slots and of the prompts that stay apart.
   """
-
-  group = cache.group
-
-  def join(prompt: Array, own: Array, axis: int) -> Array:
-    """Leading axes: P and S, or L before them; `axis` counts from the end."""
-    stacked = prompt.ndim == 5
-    place = prompt.at[:, group] if stacked else prompt.at[group]
-    # Kept apart: fused into one loop over elements, gather and concatenation
-    # take twice the time on a CPU, and ten times with the layers stacked.
-    spread = jax.lax.optimization_barrier(place.get(mode="promise_in_bounds"))
-    return jnp.concatenate([spread, own], axis=axis)
-
-  def joined(prompt: Array, own: Array, axis: int) -> Any:
-    if not unrolled:
-      return join(prompt, own, axis)
-    layers = zip(prompt, own, strict=True)
-    return tuple(join(part, rest, axis) for part, rest in layers)
-
-  return OpenCache(
-    k=joined(cache.prompt_k, cache.k, -1),
-    v=joined(cache.prompt_v, cache.v, -2),
-    prompt_length=jnp.take(cache.prompt_length, group),
-    length=cache.length,
-    cursor=cache.cursor,
-    prompt_tokens=cache.prompt_k.shape[-1],
+  shape = {
+    "layers": layers,
+    "unrolled": unrolled,
+    "kv_heads": kv_heads,
+    "head_width": head_width,
+    "dtype": dtype,
+  }
+  prompt = empty_ring(rows=prompts, columns=prompt_tokens, **shape)
+  ring = empty_ring(rows=slots, columns=completion_tokens, **shape)
+  return KVCache(
+    prompt_k=prompt.k,
+    prompt_v=prompt.v,
+    prompt_length=jnp.zeros((prompts,), jnp.int32),
+    members=jnp.zeros((prompts, group_size), jnp.int32),
+    group=jnp.zeros((slots,), jnp.int32),
+    member=jnp.zeros((slots,), jnp.int32),
+    rings=(ring,),
+    length=jnp.zeros((slots,), jnp.int32),
+    clock=jnp.zeros((), jnp.int32),
+    shards=shards,
   )
 
 
-def close_cache(cache: KVCache, opened: OpenCache) -> KVCache:
-  """`cache` with the completion part of `opened`; its prompt part is kept."""
-  columns = opened.prompt_tokens
-
-  def own(part: Any, axis: int) -> Array:
-    layers = part if isinstance(part, tuple) else tuple(part)
-    return jnp.stack(
-      [jax.lax.slice_in_dim(x, columns, None, axis=axis) for x in layers]
-    )
-
-  return dataclasses.replace(
-    cache,
-    k=own(opened.k, 3),
-    v=own(opened.v, 2),
-    length=opened.length,
-    cursor=opened.cursor,
-  )
+def _age(cache: KVCache, ring: Ring) -> Int[Array, " W"]:
+  """How many decode steps ago each column of a ring was written."""
+  columns = jnp.arange(ring.columns, dtype=jnp.int32)
+  return (cache.clock - columns) % ring.columns
 
 
-def _age(cache: OpenCache) -> Int[Array, " Tc"]:
-  """How many decode steps ago each column of the ring was written."""
-  ring = cache.completion_tokens
-  return (cache.cursor - jnp.arange(ring, dtype=jnp.int32)) % ring
-
-
-def visible(cache: OpenCache) -> Float[Array, "S T"]:
-  """Additive float32 mask of a step that has written, before `advance`."""
+def visible(cache: KVCache) -> Seen:
+  """Additive float32 masks of a step that has written, before `advance`."""
   columns = jnp.arange(cache.prompt_tokens, dtype=jnp.int32)
   prompt = columns[None] < cache.prompt_length[:, None]
-  own = _age(cache)[None] < (cache.length + 1)[:, None]
-  seen = jnp.concatenate([prompt, own], axis=1)
-  return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+  lengths = split_rows(cache.length, cache.rows, cache.shards)
+  own = tuple(
+    _age(cache, ring)[None] < (length + 1)[:, None]
+    for ring, length in zip(cache.rings, lengths, strict=True)
+  )
+  return _additive(Seen(prompt[:, None], own))
 
 
-def same_chunk(
-  cache: OpenCache, positions: Int[Array, " S"], chunk: int
-) -> Bool[Array, "S T"]:
-  """Columns whose position lies in the chunk of the slot's newest token.
+def _additive(seen: Seen) -> Seen:
+  return jax.tree.map(
+    lambda x: jnp.where(x, 0.0, MASKED).astype(jnp.float32), seen
+  )
+
+
+def same_chunk(cache: KVCache, positions: Int[Array, " S"], chunk: int) -> Seen:
+  """Additive masks of columns outside the chunk of the slot's newest token.
 
   Args:
-    cache: opened; a prompt's column is its position.
+    cache: a prompt's column is its position.
     positions: of the tokens that are being read.
     chunk: positions of a chunk.
   """
-  columns = jnp.arange(cache.prompt_tokens, dtype=jnp.int32)[None]
-  prompt = jnp.broadcast_to(columns, (len(positions), cache.prompt_tokens))
-  own = positions[:, None] - _age(cache)[None]
-  where = jnp.concatenate([prompt, own], axis=1)
-  return where // chunk == (positions // chunk)[:, None]
+  prompts, group_size = cache.members.shape
+  columns = jnp.arange(cache.prompt_tokens, dtype=jnp.int32)
+  asking = _to_members(cache, positions).reshape(prompts, group_size, 1)
+  prompt = columns[None, None] // chunk == asking // chunk
+  parts = split_rows(positions, cache.rows, cache.shards)
+  own = tuple(
+    (part[:, None] - _age(cache, ring)[None]) // chunk
+    == (part // chunk)[:, None]
+    for ring, part in zip(cache.rings, parts, strict=True)
+  )
+  return _additive(Seen(prompt, own))
 
 
 def write(
-  cache: OpenCache,
+  cache: KVCache,
   layer: Any,
   key: Float[Array, "S K Dh"],
   value: Float[Array, "S K Dh"],
-) -> OpenCache:
-  """One token's key and value of each slot into the cursor's column.
+) -> KVCache:
+  """One token's key and value of each slot, into this column.
 
   Args:
-    cache: opened.
+    cache: its `clock` says which.
     layer: an index, static where layers are a tuple.
     key: rotated.
     value: as projected.
   """
   zero = jnp.zeros((), jnp.int32)
-  column = cache.cursor + cache.prompt_tokens
 
-  def put(part: Any, token: Array, axis: int) -> Any:
+  def put(part: Any, token: Array, axis: int, column: Array) -> Any:
     index = [zero] * token.ndim
     index[axis] = column
     if isinstance(part, tuple):
@@ -200,41 +229,120 @@ def write(
     token = token[None].astype(part.dtype)
     return jax.lax.dynamic_update_slice(part, token, [layer, *index])
 
+  keys = split_rows(key, cache.rows, cache.shards)
+  values = split_rows(value, cache.rows, cache.shards)
+  rings = []
+  for ring, k, v in zip(cache.rings, keys, values, strict=True):
+    column = cache.clock % ring.columns
+    rings.append(
+      Ring(
+        k=put(ring.k, k[..., None], 3, column),
+        v=put(ring.v, v[:, :, None, :], 2, column),
+      )
+    )
+  return dataclasses.replace(cache, rings=tuple(rings))
+
+
+def advance(cache: KVCache) -> KVCache:
+  """One step further; each slot owns one column more."""
+  widest = max(ring.columns for ring in cache.rings)
   return dataclasses.replace(
     cache,
-    k=put(cache.k, key[..., None], 3),
-    v=put(cache.v, value[:, :, None, :], 2),
+    length=jnp.minimum(cache.length + 1, widest),
+    clock=cache.clock + 1,
   )
 
 
-def advance(cache: OpenCache) -> OpenCache:
-  """The ring one column further; each slot owns one column more."""
-  ring = cache.completion_tokens
-  return dataclasses.replace(
-    cache,
-    length=jnp.minimum(cache.length + 1, ring),
-    cursor=(cache.cursor + 1) % ring,
-  )
+def _to_members(
+  cache: KVCache, x: Shaped[Array, "S *B"]
+) -> Shaped[Array, "PG *B"]:
+  """Rows of slots as rows of groups; of any slot where nobody is left."""
+  return pick(x, cache.members.reshape(-1), cache.shards)
+
+
+def _to_slots(
+  cache: KVCache, x: Shaped[Array, "PG *B"]
+) -> Shaped[Array, "S *B"]:
+  """Rows of groups as rows of slots."""
+  place = cache.group * cache.members.shape[1] + cache.member
+  return pick(x, place, cache.shards)
+
+
+class _Part(NamedTuple):
+  """Attention over some of the keys, before it is divided by its total."""
+
+  out: Array  # [..., Dh], Σ exp(score − top)·value
+  top: Array  # [...], largest score
+  total: Array  # [...], Σ exp(score − top)
+
+
+def _attend_part(query: Array, key: Array, value: Array, mask: Array) -> _Part:
+  """One set of keys: [n, K, M, Dh], [n, K, Dh, T], [n, K, T, Dh], [n,1,M,T]."""
+  scores = jnp.einsum("nkmd,nkdt->nkmt", query, key, **FLOAT32) + mask
+  top = scores.max(axis=-1)
+  weights = jnp.exp(scores - top[..., None])
+  out = jnp.einsum("nkmt,nktd->nkmd", weights, value, **FLOAT32)
+  return _Part(out, top, weights.sum(axis=-1))
 
 
 def attend_cached(
   query: Float[Array, "S H Dh"],
-  cache: OpenCache,
+  cache: KVCache,
   layer: Any,
-  mask: Float[Array, "S T"],
+  seen: Seen,
 ) -> Float[Array, "S H Dh"]:
-  """One query a slot against its prompt and its own completion columns."""
-  slots, heads, width = query.shape
-  key, value = (
-    part[layer]
-    if isinstance(part, tuple)
-    else jax.lax.dynamic_index_in_dim(part, layer, 0, keepdims=False)
-    for part in (cache.k, cache.v)
-  )
-  kv_heads = key.shape[1]
-  query = query.reshape(slots, kv_heads, heads // kv_heads, width)
+  """One query a slot against its prompt and its own completion columns.
+
+  A prompt's keys are read once for all slots of its group; the two parts are
+  merged by their log-sum-exp.
+
+  Args:
+    query: a row a slot.
+    cache: has been written to.
+    layer: an index, static where layers are a tuple.
+    seen: additive masks.
+  """
+  rows, heads, width = query.shape
+  prompts, group_size = cache.members.shape
+
+  def of_layer(part: Any) -> Array:
+    if isinstance(part, tuple):
+      return part[layer]
+    return jax.lax.dynamic_index_in_dim(part, layer, 0, keepdims=False)
+
+  prompt_k, prompt_v = of_layer(cache.prompt_k), of_layer(cache.prompt_v)
+  kv_heads = prompt_k.shape[1]
+  repeat = heads // kv_heads
+  query = query.reshape(rows, kv_heads, repeat, width)
   query = query.astype(jnp.float32) * width**-0.5
-  scores = jnp.einsum("skrd,skdt->skrt", query, key, **FLOAT32)
-  weights = jax.nn.softmax(scores + mask[:, None, None], axis=-1)
-  out = jnp.einsum("skrt,sktd->skrd", weights, value, **FLOAT32)
-  return out.reshape(slots, heads, width)
+
+  def gathered(x: Array) -> Array:
+    """[S, K, R, ...] -> [P, K, G·R, ...]"""
+    x = _to_members(cache, x).reshape(prompts, group_size, *x.shape[1:])
+    x = jnp.swapaxes(x, 1, 2)
+    return x.reshape(prompts, kv_heads, group_size * repeat, *x.shape[4:])
+
+  def spread(x: Array) -> Array:
+    """[P, K, G·R, ...] -> [S, K, R, ...]"""
+    x = x.reshape(prompts, kv_heads, group_size, repeat, *x.shape[3:])
+    x = jnp.swapaxes(x, 1, 2)
+    return _to_slots(cache, x.reshape(prompts * group_size, *x.shape[2:]))
+
+  mask = jnp.repeat(seen.prompt, repeat, axis=1)
+  if seen.prompt.shape[1] == 1:
+    mask = seen.prompt
+  shared = _attend_part(gathered(query), prompt_k, prompt_v, mask[:, None])
+  shared = jax.tree.map(spread, shared)
+
+  queries = split_rows(query, cache.rows, cache.shards)
+  parts = [
+    _attend_part(q, of_layer(ring.k), of_layer(ring.v), mask[:, None, None])
+    for q, ring, mask in zip(queries, cache.rings, seen.own, strict=True)
+  ]
+  own = jax.tree.map(lambda *x: join_rows(x, cache.shards), *parts)
+  top = jnp.maximum(shared.top, own.top)
+  left, right = jnp.exp(shared.top - top), jnp.exp(own.top - top)
+  total = left * shared.total + right * own.total
+  left, right = left / total, right / total
+  out = left[..., None] * shared.out + right[..., None] * own.out
+  return out.reshape(rows, heads, width)

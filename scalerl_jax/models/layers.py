@@ -4,6 +4,7 @@ Learner and sampler both call these; what differs between them is only which
 keys and values a query sees.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -99,16 +100,59 @@ def rotate(
 
 
 def matmul(
-  x: Float[Array, "*B I"], weight: Float[Array, "I *O"]
+  x: Float[Array, "*B I"], weight: Float[Array, "I *O"], dtype: Any = None
 ) -> Float[Array, "*B O2"]:
   """x @ weight with the weight's output axes flattened, in x's dtype.
 
   One 2-D product: on a CPU it is nearly twice as fast as a 3-D one.
+
+  Args:
+    x: activations.
+    weight: first axis contracted.
+    dtype: of the operands, also of the two products of the gradient; sums are
+      in float32 whatever it is. x's by default.
   """
-  weight = weight.reshape(weight.shape[0], -1).astype(x.dtype)
+  dtype = jnp.dtype(x.dtype if dtype is None else dtype)
+  weight = weight.reshape(weight.shape[0], -1)
   flat = x.reshape(-1, x.shape[-1])
-  out = jnp.dot(flat, weight, **FLOAT32)
+  if dtype == jnp.float32:
+    out = jnp.dot(flat, weight.astype(dtype), **FLOAT32)
+  else:
+    out = _narrow_dot(dtype, flat, weight)
   return out.astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _narrow_dot(
+  dtype: Any, x: Float[Array, "N I"], weight: Float[Array, "I O"]
+) -> Float[Array, "N O"]:
+  """x @ weight with operands of `dtype`, result in float32.
+
+  By hand, since the transpose of such a product has results of its operands'
+  dtype: sums of gradients would be rounded (and on a CPU take twice as long).
+  """
+  return jnp.dot(x.astype(dtype), weight.astype(dtype), **FLOAT32)
+
+
+def _narrow_dot_forward(
+  dtype: Any, x: Array, weight: Array
+) -> tuple[Array, tuple[Array, Array, Any, Any]]:
+  kept = x.astype(dtype), weight.astype(dtype)
+  like = jnp.zeros((), x.dtype), jnp.zeros((), weight.dtype)
+  return jnp.dot(*kept, **FLOAT32), (*kept, *like)
+
+
+def _narrow_dot_backward(
+  dtype: Any, kept: tuple[Array, Array, Any, Any], g: Array
+) -> tuple[Array, Array]:
+  x, weight, x_like, weight_like = kept
+  g = g.astype(dtype)
+  dx = jnp.einsum("no,io->ni", g, weight, **FLOAT32)
+  dweight = jnp.einsum("ni,no->io", x, g, **FLOAT32)
+  return dx.astype(x_like.dtype), dweight.astype(weight_like.dtype)
+
+
+_narrow_dot.defvjp(_narrow_dot_forward, _narrow_dot_backward)
 
 
 def swiglu(
@@ -116,12 +160,19 @@ def swiglu(
   gate: Float[Array, "D F"],
   up: Float[Array, "D F"],
   down: Float[Array, "F D"],
+  dtype: Any = None,
 ) -> Float[Array, "*B D"]:
   """Gated MLP: (silu(x·gate) ⊙ (x·up))·down.
 
+  Args:
+    x: activations.
+    gate, up, down: weights.
+    dtype: of the operands of the products, as in `matmul`.
+
   Reference: Shazeer, 2020, arXiv 2002.05202.
   """
-  return matmul(jax.nn.silu(matmul(x, gate)) * matmul(x, up), down)
+  gated = jax.nn.silu(matmul(x, gate, dtype)) * matmul(x, up, dtype)
+  return matmul(gated, down, dtype)
 
 
 def attention_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

@@ -5,7 +5,7 @@ Parameters are an NNX module, created sharded; layers of one kind are stacked
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache, layers, moe
-from scalerl_jax.models.kv_cache import KVCache, OpenCache
+from scalerl_jax.models.kv_cache import KVCache
+from scalerl_jax.models.places import Places, Prepared, places_of
 from scalerl_jax.models.plan import (
   Kind,
   layer_weights,
@@ -34,14 +35,6 @@ from scalerl_jax.models.sharding import (
 # Below this many layers a scan is unrolled: XLA's CPU loop costs more than
 # the code it saves.
 UNROLL_LAYERS = 4
-
-
-class Places(NamedTuple):
-  """What the block reads of the tokens' positions."""
-
-  cos: Array
-  sin: Array
-  temperature: Array | None  # of queries that do not rotate
 
 
 class Policy(nnx.Module):
@@ -152,11 +145,33 @@ class Policy(nnx.Module):
       jnp.transpose(value, (0, 1, 3, 2, 4)),
     )
 
+  def prepare(self, positions: int) -> Prepared:
+    """What all decode steps share, made once before a loop of them.
+
+    Args:
+      positions: that are rotated, from 0.
+    """
+    layer_stack = self._stack()
+    split = None
+    if self.unrolled:
+      split = tuple(
+        {
+          name: self._operand(weight) if weight.ndim > 1 else weight
+          for name, weight in layer_weights(self.config, layer_stack, i)[
+            0
+          ].items()
+        }
+        for i in range(self.config.num_layers)
+      )
+    table = places_of(self.config, jnp.arange(positions, dtype=jnp.int32))
+    return Prepared(split, table)
+
   def decode(
     self,
     tokens: Int[Array, " S"],
     positions: Int[Array, " S"],
     cache: KVCache,
+    prepared: Prepared | None = None,
   ) -> tuple[Float[Array, "S D"], KVCache]:
     """One token more in each slot: hidden states before the head, new cache.
 
@@ -164,26 +179,23 @@ class Policy(nnx.Module):
       tokens: the newest token of each slot.
       positions: its position, prompt included.
       cache: holds what came before; the token's own key and value are written
-        into the cursor's column.
+        into the column of its clock.
+      prepared: of at least as many positions; made on the spot by default.
     """
-    opened = kv_cache.open_cache(cache, unrolled=self.unrolled)
-    hidden, opened = self.decode_opened(tokens, positions, opened)
-    return hidden, kv_cache.close_cache(cache, opened)
-
-  def decode_opened(
-    self,
-    tokens: Int[Array, " S"],
-    positions: Int[Array, " S"],
-    cache: OpenCache,
-  ) -> tuple[Float[Array, "S D"], OpenCache]:
-    """`decode` on a cache that a loop has opened once for many steps."""
     config = self.config
     x = self._embed(tokens)
-    places = self._places(positions)
+    if prepared is None:
+      split, places = None, places_of(config, positions)
+    else:
+      split = prepared.layers
+      places = jax.tree.map(
+        lambda table: jnp.take(table, positions, axis=0, mode="clip"),
+        prepared.places,
+      )
     mask = near = kv_cache.visible(cache)
     if config.attention_chunk:
       chunk = kv_cache.same_chunk(cache, positions, config.attention_chunk)
-      near = jnp.where(chunk, mask, layers.MASKED)
+      near = jax.tree.map(jnp.minimum, mask, chunk)
 
     def block(
       carry: tuple, weights: dict[str, Array], layer: Any, kind: Kind
@@ -201,6 +213,7 @@ class Policy(nnx.Module):
     if self.unrolled:
       for layer in range(config.num_layers):
         weights, kind = layer_weights(config, self._stack(), layer)
+        weights = weights if split is None else split[layer]
         carry, _ = block(carry, weights, layer, kind)
     else:
       carry, _ = scan_layers(config, block, carry, self._stack())
@@ -214,10 +227,15 @@ class Policy(nnx.Module):
     slots: int,
     prompt_tokens: int,
     completion_tokens: int,
+    group_size: int = 1,
+    shards: int = 1,
   ) -> KVCache:
     """A cache of this policy's shape and dtype."""
     return kv_cache.empty_cache(
       layers=self.config.num_layers,
+      unrolled=self.unrolled,
+      group_size=group_size,
+      shards=shards,
       prompts=prompts,
       slots=slots,
       kv_heads=self.config.num_kv_heads,
@@ -232,6 +250,15 @@ class Policy(nnx.Module):
     """Whether layers are few enough to be unrolled instead of scanned."""
     return self.config.num_layers <= UNROLL_LAYERS
 
+  @property
+  def _dot_dtype(self) -> Any:
+    """Dtype of the operands of the body's products."""
+    return jnp.dtype(self.config.dot_dtype or self.config.dtype)
+
+  def _operand(self, weight: Array) -> Array:
+    """A weight as products read it."""
+    return weight.astype(self._dot_dtype)
+
   def _stack(self) -> dict[str, Array]:
     return {name: weight[...] for name, weight in self.layers.items()}
 
@@ -240,29 +267,6 @@ class Policy(nnx.Module):
 
   def _final(self, x: Array) -> Array:
     return layers.rms_norm(x, self.final_norm[...], self.config.norm_epsilon)
-
-  def _places(self, positions: Array) -> Places:
-    """Rotations and query temperatures of these positions."""
-    config = self.config
-    stretch = None
-    if config.rope_factor != 1.0:
-      stretch = layers.RopeStretch(
-        config.rope_factor,
-        config.rope_low_frequency,
-        config.rope_high_frequency,
-        config.rope_context,
-      )
-    cos, sin = layers.rope_angles(
-      positions, config.head_width, config.rope_theta, stretch
-    )
-    temperature = None
-    if config.query_temperature:
-      temperature = layers.query_temperature(
-        positions,
-        scale=config.query_temperature,
-        floor=config.query_temperature_floor,
-      )
-    return Places(cos, sin, temperature)
 
   def _block(
     self,
@@ -278,7 +282,7 @@ class Policy(nnx.Module):
     h = layers.rms_norm(x, weights["attention_norm"], epsilon)
 
     def project(name: str, heads: int) -> Array:
-      flat = layers.matmul(h, weights[name])
+      flat = layers.matmul(h, weights[name], self._dot_dtype)
       out = flat.reshape(*h.shape[:-1], heads, config.head_width)
       if config.attention_bias:
         bias = weights[f"{name}_bias"].astype(x.dtype)
@@ -305,11 +309,12 @@ class Policy(nnx.Module):
     mixed, extra = attend(query, key, value)
     mixed = mixed.astype(x.dtype).reshape(*x.shape[:-1], -1)
     out = weights["out"].reshape(-1, config.width)
-    x = x + layers.matmul(mixed, out)
+    x = x + layers.matmul(mixed, out, self._dot_dtype)
     h = layers.rms_norm(x, weights["mlp_norm"], epsilon)
     if kind.sparse:
       return x + moe.mixture(h, weights, config), extra
-    x = x + layers.swiglu(h, weights["gate"], weights["up"], weights["down"])
+    mlp = (weights["gate"], weights["up"], weights["down"])
+    x = x + layers.swiglu(h, *mlp, self._dot_dtype)
     return x, extra
 
   def _forward(
@@ -328,7 +333,7 @@ class Policy(nnx.Module):
     mask = near = layers.attention_mask(segment_ids)
     if config.attention_chunk:
       near = mask & layers.chunk_mask(positions, config.attention_chunk)
-    places = self._places(positions)
+    places = places_of(config, positions)
     x = constrain(self._embed(tokens), ("batch", None, None))
 
     def block(

@@ -5,15 +5,16 @@ whatever the version. No buffer of `[slots, length, vocabulary]` exists.
 """
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt32
 
-from scalerl_jax.models import kv_cache
+from scalerl_jax.models.kv_cache import KVCache
 from scalerl_jax.models.policy import Policy
+from scalerl_jax.models.rows import pick, put_rows
 from scalerl_jax.objectives.logprobs import warp_logits
 from scalerl_jax.sampling import distribution
 from scalerl_jax.sampling.interruption import (
@@ -23,7 +24,13 @@ from scalerl_jax.sampling.interruption import (
   interrupt,
   thinking_budgets,
 )
-from scalerl_jax.sampling.slots import SlotState, Thinking, record
+from scalerl_jax.sampling.slots import (
+  SlotState,
+  Thinking,
+  decoding_slots,
+  put_back,
+  record,
+)
 from scalerl_jax.types import FinishReason
 
 
@@ -77,19 +84,20 @@ def decode_chunk(
     The new state, and (decode steps run, tokens drawn or forced) of the chunk.
   """
   policy: Policy = nnx.merge(settings.policy, params)
-  held = state.cache
-  opened = kv_cache.open_cache(held, unrolled=policy.unrolled)
 
   def more(carry: tuple) -> Array:
-    step, _, state = carry
-    return (step < settings.chunk) & state.active.any()
+    step, state = carry
+    # Devices that share the slots would have to meet at each step to know
+    # that nobody is left; they only do before the first.
+    left = state.active.any() if shards == 1 else True
+    return (step < limit) & left
 
   def step(carry: tuple) -> tuple:
-    steps, drawn, state = carry
-    cache = state.cache
-    column = cache.cursor
-    position = cache.prompt_length + state.length - 1
-    hidden, cache = policy.decode_opened(state.last, position, cache)
+    steps, state = carry
+    cache: KVCache = state.cache
+    column = cache.clock % state.tokens.shape[0]
+    position = prompt_length + state.length - 1
+    hidden, cache = policy.decode(state.last, position, cache, shared)
     uniforms = distribution.token_uniforms(state.keys, state.length)
     token, logp = distribution.draw(warped(policy, hidden, settings), uniforms)
     active, budget, thinking = state.active, state.budget, state.thinking
@@ -116,14 +124,20 @@ def decode_chunk(
       ),
       thinking=thinking,
     )
-    return steps + 1, drawn + active.sum(dtype=jnp.int32), state
+    return steps + 1, state
 
+  begun = decoding_slots(state)
+  held: KVCache = begun.cache
+  shards = held.shards
+  prompt_length = pick(held.prompt_length, held.group, shards)
+  columns = held.prompt_tokens + state.tokens.shape[0]
+  shared = policy.prepare(columns)
+  left = jnp.where(begun.active, begun.budget - begun.length, 0)
+  limit = jnp.minimum(left.max(), settings.chunk)
   zero = jnp.zeros((), jnp.int32)
-  carry = (zero, zero, dataclasses.replace(state, cache=opened))
-  steps, drawn, state = jax.lax.while_loop(more, step, carry)
-  opened = cast(kv_cache.OpenCache, state.cache)
-  state = dataclasses.replace(state, cache=kv_cache.close_cache(held, opened))
-  return state, jnp.stack([steps, drawn])
+  steps, decoded = jax.lax.while_loop(more, step, (zero, begun))
+  drawn = (decoded.length - begun.length).sum(dtype=jnp.int32)
+  return put_back(state, decoded), jnp.stack([steps, drawn])
 
 
 def insert_groups(
@@ -137,6 +151,7 @@ def insert_groups(
   first_samples: Int[Array, " P"],
   budgets: Int[Array, " P"],
   places: Int[Array, " P"],
+  members: Int[Array, "P G"],
   source: Int[Array, " S"],
   *,
   settings: DecodeSettings,
@@ -156,7 +171,10 @@ def insert_groups(
     uids: of the prompts.
     first_samples: sample index of each group's first completion.
     budgets: completion tokens allowed.
-    places: prompt place of each; out of range for rows of padding.
+    places: prompt place of each; out of range for rows of padding. Prompts,
+      places and slots come in `cache.shards` equal parts: a prompt stays in
+      its part.
+    members: slots of each group, first row first.
     source: for each slot the completion (row of P·G) that enters, or −1.
     settings: static.
   """
@@ -187,24 +205,35 @@ def insert_groups(
     budget = answer_budget(budget, ended, settings.interruption)
   finish = finish_reason(token, first + 1, budget, settings.eos_ids)
 
+  cache: KVCache = state.cache
+  thinking, shards = state.thinking, cache.shards
   enters = source >= 0
-  row = jnp.maximum(source, 0)
+  # A slot that nobody enters reads any row of its own part.
+  part = jnp.arange(len(source), dtype=jnp.int32) * shards // len(source)
+  row = jnp.where(enters, source, part * (len(member) // shards))
 
   def enter(values: Array, old: Array) -> Array:
-    picked = jnp.take(values, row, axis=0)
+    picked = pick(values, row, shards)
     where = enters.reshape(-1, *[1] * (old.ndim - 1))
     return jnp.where(where, picked.astype(old.dtype), old)
 
-  cache, thinking = state.cache, state.thinking
-  before = (cache.cursor - 1) % state.tokens.shape[0]
+  def put(old: Any, new: Array) -> Any:
+    """Layers in a tuple, or in one array."""
+    if isinstance(old, tuple):
+      layers = zip(old, new, strict=True)
+      return tuple(put_rows(x, places, rows, shards) for x, rows in layers)
+    held = [jnp.moveaxis(x, 1, 0) for x in (old, new)]
+    return jnp.moveaxis(put_rows(held[0], places, held[1], shards), 0, 1)
+
+  before = (cache.clock - 1) % state.tokens.shape[0]
   cache = dataclasses.replace(
     cache,
-    prompt_k=cache.prompt_k.at[:, places].set(key, mode="drop"),
-    prompt_v=cache.prompt_v.at[:, places].set(value, mode="drop"),
-    prompt_length=cache.prompt_length.at[places].set(
-      prompt_lengths, mode="drop"
-    ),
+    prompt_k=put(cache.prompt_k, key),
+    prompt_v=put(cache.prompt_v, value),
+    prompt_length=put_rows(cache.prompt_length, places, prompt_lengths, shards),
+    members=put_rows(cache.members, places, members, shards),
     group=enter(each(places), cache.group),
+    member=enter(member, cache.member),
     length=jnp.where(enters, 0, cache.length),
   )
   if settings.interruption is not None:
@@ -225,8 +254,8 @@ def insert_groups(
     budget=enter(budget, state.budget),
     active=enter(finish == FinishReason.RUNNING, state.active),
     finish=enter(finish, state.finish),
-    tokens=record(state.tokens, before, jnp.take(token, row), enters),
-    logps=record(state.logps, before, jnp.take(logp, row), enters),
+    tokens=record(state.tokens, before, pick(token, row, shards), enters),
+    logps=record(state.logps, before, pick(logp, row, shards), enters),
     versions=record(
       state.versions, before, jnp.broadcast_to(version, enters.shape), enters
     ),

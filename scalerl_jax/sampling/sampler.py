@@ -5,7 +5,6 @@ weights change between chunks only. The host looks once a chunk.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,32 +14,20 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from scalerl_jax.config import SamplerConfig
-from scalerl_jax.models.policy import Policy
-from scalerl_jax.models.sharding import named_sharding, replicated
-from scalerl_jax.sampling.decode import (
-  DecodeSettings,
-  decode_chunk,
-  insert_groups,
+from scalerl_jax.sampling.decode import DecodeSettings
+from scalerl_jax.sampling.entering import (
+  Entry,
+  Group,
+  check_prompts,
+  entries,
+  no_entry,
 )
 from scalerl_jax.sampling.interruption import Interruption
 from scalerl_jax.sampling.occupancy import Occupancy
-from scalerl_jax.sampling.slots import (
-  SlotState,
-  empty_slots,
-  logical_axes,
-  read_slots,
-)
+from scalerl_jax.sampling.programs import Programs
+from scalerl_jax.sampling.rings import Layout, Plan
+from scalerl_jax.sampling.slots import SlotState, read_slots, without_rings
 from scalerl_jax.types import Rollout
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-  """A prompt about to be sampled G times."""
-
-  index: int  # names the group among those in the sampler
-  uid: int  # the prompt's
-  first_sample: int  # sample index of the group's first completion
-  tokens: np.ndarray  # int32 [length], the prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,29 +109,33 @@ class Sampler:
       chunk=config.chunk,
       interruption=interruption,
     )
+    self._programs = Programs(settings, mesh)
     key = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
     self._key = np.asarray(key)
-    full = config.slots // group_size
+    shards = slot_shards(mesh, config.slots, group_size)
+    full = shards * (config.slots // shards // group_size)
     # Twice as many prompt places as full groups: stragglers hold theirs.
     self._places = min(config.slots, 2 * full)
-    self.occupancy = Occupancy(config.slots, self._places, group_size)
-    self._insert_sizes = sorted({min(full, n) for n in (2, 8, 32, full)})
+    self.occupancy = Occupancy(config.slots, self._places, group_size, shards)
+    self._layout = Layout(
+      config.slots,
+      config.max_completion_tokens,
+      chunk=config.chunk,
+      shards=shards,
+    )
+    self._shards = shards
+    self._insert_sizes = sorted(
+      {min(full, -(-n // shards) * shards) for n in (2, 8, 32, full)}
+    )
     self._read_sizes = sorted(
       {-(-config.slots // 8), -(-config.slots // 2), config.slots}
     )
-    self.state = self._create(
-      nnx.merge(policy, params), interrupted=interruption is not None
-    )
-    shardings = jax.tree.map(lambda x: x.sharding, self.state)
-    self._decode = jax.jit(
-      functools.partial(decode_chunk, settings=settings),
-      donate_argnums=2,
-      out_shardings=(shardings, replicated(mesh)),
-    )
-    self._insert = jax.jit(
-      functools.partial(insert_groups, settings=settings),
-      donate_argnums=2,
-      out_shardings=shardings,
+    self.state = self._programs.create(
+      nnx.merge(policy, params),
+      config,
+      self._layout.plan,
+      places=self._places,
+      shards=shards,
     )
     # Any: `is_ready` is not in the type of a jax.Array.
     self._stats: Any = None
@@ -174,30 +165,54 @@ class Sampler:
       raise ValueError(
         f"{len(groups)} groups cannot enter: there is room for {self.room}"
       )
-    limit = self.config.max_prompt_tokens
-    for group in groups:
-      if not 1 <= len(group.tokens) <= limit:
-        raise ValueError(
-          f"prompt {group.uid} has {len(group.tokens)} tokens; prompts must"
-          f" have 1 to sampler.max_prompt_tokens ({limit})"
-        )
-    done = computed = 0
-    while done < len(groups):
-      left = len(groups) - done
-      size = next(
-        (n for n in self._insert_sizes if n >= left), self._insert_sizes[-1]
-      )
-      self._insert_some(params, version, groups[done : done + size], size)
-      done += size
-      computed += size
+    check_prompts(groups, self.config.max_prompt_tokens)
+    places, slots = self.occupancy.enter([group.index for group in groups])
+    computed = 0
+    for entry in entries(
+      groups,
+      places,
+      slots,
+      self.config,
+      sizes=self._insert_sizes,
+      held_places=self._places,
+      shards=self._shards,
+    ):
+      self._enter(params, version, entry)
+      computed += len(entry.prompts)
     return computed
+
+  def _enter(self, params: nnx.State, version: int, entry: Entry) -> None:
+    insert = self._programs.insert(self.state)
+    rings = self.state.cache.rings
+    with jax.set_mesh(self.mesh):
+      state = insert(
+        params,
+        np.int32(version),
+        without_rings(self.state),
+        self._key,
+        *entry,
+      )
+    cache = dataclasses.replace(state.cache, rings=rings)
+    self.state = dataclasses.replace(state, cache=cache)
 
   def start_chunk(self, params: nnx.State, version: int) -> None:
     """Dispatches a chunk; it runs while the host goes on."""
+    choice = self._layout.choose(self.occupancy.ages)
+    if choice is not None:
+      self._repack(*choice)
+    self.occupancy.grow_older()
+    decode = self._programs.decode(self.state, self._layout.plan)
     with jax.set_mesh(self.mesh):
-      self.state, self._stats = self._decode(
-        params, np.int32(version), self.state
+      self.state, self._stats = decode(params, np.int32(version), self.state)
+
+  def _repack(self, plan: Plan, order: np.ndarray) -> None:
+    """Slots and rings as `plan` has them."""
+    with jax.set_mesh(self.mesh):
+      self.state = self._programs.repack(
+        self.state, self._layout.plan, plan, order
       )
+    self.occupancy.move(order)
+    self._layout.plan = plan
 
   @property
   def chunk_arrays(self) -> jax.Array | None:
@@ -230,7 +245,7 @@ class Sampler:
     padded = np.zeros((size,), np.int32)
     padded[: slots.size] = slots
     with jax.set_mesh(self.mesh):
-      records = jax.device_get(read_slots(self.state, padded))
+      records = jax.device_get(read_slots(_records(self.state), padded))
     rows = {name: value[: slots.size] for name, value in records.items()}
     ended = Finished(
       groups=self.occupancy.owner[slots],
@@ -265,11 +280,13 @@ class Sampler:
     return self._gather(groups, records)
 
   def _rewind(self) -> None:
-    """The ring from its first column, so that equal calls have equal bits."""
+    """Rings as at first, so that equal calls have equal bits."""
+    if self._layout.plan != self._layout.menu[0]:
+      self._repack(self._layout.menu[0], np.arange(self.config.slots))
     cache = self.state.cache
-    cursor = jax.device_put(np.int32(0), cache.cursor.sharding)
+    clock = jax.device_put(np.int32(0), cache.clock.sharding)
     self.state = dataclasses.replace(
-      self.state, cache=dataclasses.replace(cache, cursor=cursor)
+      self.state, cache=dataclasses.replace(cache, clock=clock)
     )
 
   def _gather(
@@ -292,85 +309,61 @@ class Sampler:
     return rollouts
 
   def compile(self, params: nnx.State) -> None:
-    """Compiles every program before the clock starts; leaves no trace."""
+    """Compiles what a first chunk needs before the clock starts; leaves no
+    trace. A wider or narrower plan of the rings is compiled when it is taken.
+    """
+    insert = self._programs.insert(self.state)
+    decode = self._programs.decode(self.state, self._layout.plan)
+    state = without_rings(self.state)
     with jax.set_mesh(self.mesh):
       for size in self._insert_sizes:
-        self._insert.lower(*self._no_groups(params, size)).compile()
-      self._decode.lower(params, np.int32(0), self.state).compile()
+        nobody = no_entry(
+          size,
+          self.config,
+          places=self._places,
+          group_size=self.group_size,
+        )
+        arguments = (params, np.int32(0), state, self._key, *nobody)
+        insert.lower(*arguments).compile()
+      decode.lower(params, np.int32(0), self.state).compile()
       for size in self._read_sizes:
-        read_slots(self.state, np.zeros((size,), np.int32))
+        read_slots(_records(self.state), np.zeros((size,), np.int32))
 
   def state_dict(self) -> dict[str, Any]:
-    """Slots on the device and who holds them."""
-    return {"slots": self.state, "occupancy": self.occupancy.state_dict()}
+    """Slots on the device and who holds them, of one shape always."""
+    layout = self._layout
+    rings = np.zeros((2, 2), np.int32)  # at most two
+    rings[: len(layout.plan)] = layout.plan
+    with jax.set_mesh(self.mesh):
+      slots = self._programs.fill_up(self.state, layout.plan, layout.full)
+    occupancy = self.occupancy.state_dict() | {"rings": rings}
+    return {"slots": slots, "occupancy": occupancy}
 
   def load_state_dict(self, state: dict[str, Any]) -> None:
     """Back to what `state_dict` said."""
-    self.state = state["slots"]
-    self.occupancy.load_state_dict(state["occupancy"])
+    occupancy = dict(state["occupancy"])
+    rings = np.asarray(occupancy.pop("rings")).tolist()
+    plan: Plan = tuple((slots, width) for slots, width in rings if slots)
+    self._layout.plan = plan
+    with jax.set_mesh(self.mesh):
+      self.state = self._programs.cut_back(
+        state["slots"], plan, self._layout.full
+      )
+    self.occupancy.load_state_dict(occupancy)
     self._stats = None
 
-  def _create(self, policy: Policy, *, interrupted: bool) -> SlotState:
-    config = self.config
 
-    def create() -> SlotState:
-      return empty_slots(
-        policy.empty_cache(
-          prompts=self._places,
-          slots=config.slots,
-          prompt_tokens=config.max_prompt_tokens,
-          completion_tokens=config.max_completion_tokens,
-        ),
-        interrupted=interrupted,
-      )
+def slot_shards(mesh: Mesh, slots: int, group_size: int) -> int:
+  """Parts of the slots that need nothing of each other: one a device of the
+  batch axes, if each holds a whole group.
+  """
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  return ways if not slots % ways and slots // ways >= group_size else 1
 
-    shardings = jax.tree.map(
-      lambda x, axes: named_sharding(axes, x.shape, self.mesh),
-      jax.eval_shape(create),
-      logical_axes(interrupted=interrupted),
-    )
-    return jax.jit(create, out_shardings=shardings)()
 
-  def _no_groups(self, params: nnx.State, size: int) -> tuple:
-    """Arguments of an insertion of nobody."""
-    prompts = np.zeros((size, self.config.max_prompt_tokens), np.int32)
-    ones = np.ones((size,), np.int32)
-    places = np.full((size,), self._places, np.int32)
-    source = np.full((self.config.slots,), -1, np.int32)
-    host = (prompts, ones, ones, ones, ones, places, source)
-    return params, np.int32(0), self.state, self._key, *host
-
-  def _insert_some(
-    self,
-    params: nnx.State,
-    version: int,
-    groups: Sequence[Group],
-    size: int,
-  ) -> None:
-    """One insertion, padded to `size` prompts."""
-    budget = self.config.max_completion_tokens
-    prompts = np.zeros((size, self.config.max_prompt_tokens), np.int32)
-    numbers = np.ones((4, size), np.int32)
-    for i, group in enumerate(groups):
-      prompts[i, : len(group.tokens)] = group.tokens
-      numbers[:, i] = (
-        len(group.tokens),
-        group.uid,
-        group.first_sample,
-        budget,
-      )
-    places = np.full((size,), self._places, np.int32)  # out of range: dropped
-    entered, source = self.occupancy.enter([g.index for g in groups])
-    places[: len(groups)] = entered
-    host = (prompts, *numbers, places, source)
-    with jax.set_mesh(self.mesh):
-      self.state = self._insert(
-        params,
-        np.int32(version),
-        self.state,
-        self._key,
-        *host,
-      )
+def _records(state: SlotState) -> SlotState:
+  """What is read of completions that ended."""
+  return dataclasses.replace(state, cache=None)
 
 
 def empty_rollout(

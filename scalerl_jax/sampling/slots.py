@@ -1,17 +1,19 @@
 """What a decoding device remembers: S slots, half-written completions, KV.
 
-Records are rings like the cache's: all slots write the same column in the same
-decode step, and `read_slots` turns the columns of chosen slots back into rows.
+Records are a ring too: all slots write the same column in the same decode
+step, and `read_slots` turns the columns of chosen slots back into rows.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
-from scalerl_jax.models.kv_cache import KVCache
+from scalerl_jax.models.kv_cache import KVCache, Ring
+from scalerl_jax.models.rows import join_rows, split_rows
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +31,7 @@ class Thinking:
 class SlotState:
   """S slots; part of `RunState`, donated from chunk to chunk."""
 
-  cache: Any  # KVCache; OpenCache inside a decode loop
+  cache: Any  # KVCache
   keys: Any  # uint32 [S, 2], key data of (run, prompt uid, sample index)
   last: Any  # int32 [S], the newest token, not yet in the cache
   length: Any  # int32 [S], completion tokens so far
@@ -43,14 +45,17 @@ class SlotState:
   thinking: Any  # Thinking; None where nothing is interrupted
 
 
-def empty_slots(cache: KVCache, *, interrupted: bool = False) -> SlotState:
+def empty_slots(
+  cache: KVCache, *, completion_tokens: int, interrupted: bool = False
+) -> SlotState:
   """Slots in which nobody writes.
 
   Args:
     cache: in which no column belongs to anybody.
+    completion_tokens: Tc, tokens of a record.
     interrupted: whether thinking is, in these slots.
   """
-  slots, tokens = cache.group.shape[0], cache.k.shape[-1]
+  slots, tokens = cache.group.shape[0], completion_tokens
 
   def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
     return jnp.zeros(shape, dtype)
@@ -77,21 +82,37 @@ def empty_slots(cache: KVCache, *, interrupted: bool = False) -> SlotState:
   )
 
 
-def logical_axes(*, interrupted: bool = False) -> SlotState:
-  """Logical axis names of every array, as `models.sharding` reads them."""
+def logical_axes(state: SlotState) -> SlotState:
+  """Logical axis names of every array, as `models.sharding` reads them.
+
+  Args:
+    state: arrays or their shapes.
+  """
+  cache: KVCache = state.cache
   slot, ring = ("batch",), (None, "batch")
-  prompt = (None, None, "kv_heads", None, None)
-  completion = (None, "batch", "kv_heads", None, None)
+  # Prompts stay with their group's slots where slots are kept apart.
+  prompt = "batch" if cache.shards > 1 else None
+
+  def columns(part: Any, rows: str | None) -> Any:
+    if isinstance(part, tuple):
+      return tuple((rows, "kv_heads", None, None) for _ in part)
+    return (None, rows, "kv_heads", None, None)
+
   return SlotState(
     cache=KVCache(
-      prompt_k=prompt,
-      prompt_v=prompt,
-      prompt_length=(None,),
+      prompt_k=columns(cache.prompt_k, prompt),
+      prompt_v=columns(cache.prompt_v, prompt),
+      prompt_length=(prompt,),
+      members=(prompt, None),
       group=slot,
-      k=completion,
-      v=completion,
+      member=slot,
+      rings=tuple(
+        Ring(k=columns(r.k, "batch"), v=columns(r.v, "batch"))
+        for r in cache.rings
+      ),
       length=slot,
-      cursor=(),
+      clock=(),
+      shards=cache.shards,
     ),
     keys=("batch", None),
     last=slot,
@@ -103,9 +124,87 @@ def logical_axes(*, interrupted: bool = False) -> SlotState:
     logps=ring,
     versions=ring,
     start=slot,
-    thinking=Thinking(budget=slot, ended=slot, forced=ring)
-    if interrupted
-    else None,
+    thinking=None
+    if state.thinking is None
+    else Thinking(budget=slot, ended=slot, forced=ring),
+  )
+
+
+def map_slots(
+  function: Callable[..., Array], state: SlotState, *others: SlotState
+) -> SlotState:
+  """`function(array, *arrays of the others, slot axis)` on every array a slot
+  has a part of; rings, prompts and the clock are those of `state`.
+  """
+  names = logical_axes(state)
+
+  def own(state: SlotState) -> dict[str, Any]:
+    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    cache = fields.pop("cache")
+    fields["cache"] = {
+      name: getattr(cache, name) for name in ("group", "member", "length")
+    }
+    return fields
+
+  def one(axes: tuple, *arrays: Array) -> Array:
+    return function(*arrays, axes.index("batch"))
+
+  found = jax.tree.map(
+    one,
+    own(names),
+    own(state),
+    *map(own, others),
+    is_leaf=lambda x: isinstance(x, tuple),
+  )
+  cache = dataclasses.replace(state.cache, **found.pop("cache"))
+  return SlotState(cache=cache, **found)
+
+
+def without_rings(state: SlotState) -> SlotState:
+  """What an insertion changes, whatever the plan of the rings."""
+  cache = dataclasses.replace(state.cache, rings=())
+  return dataclasses.replace(state, cache=cache)
+
+
+def decoding_slots(state: SlotState) -> SlotState:
+  """The slots that are in a ring; those after them do not decode."""
+  cache: KVCache = state.cache
+  rows, slots, shards = sum(cache.rows), len(cache.group), cache.shards
+  if rows == slots:
+    return state
+
+  def cut(array: Array, axis: int) -> Array:
+    rows_first = jnp.moveaxis(array, axis, 0)
+    return jnp.moveaxis(split_rows(rows_first, [rows], shards)[0], 0, axis)
+
+  part = map_slots(cut, state)
+  share, kept = slots // shards, rows // shards
+  shard, local = cache.members // share, cache.members % share
+  # A member that has ended may be outside: any row does.
+  members = shard * kept + jnp.minimum(local, kept - 1)
+  return dataclasses.replace(
+    part, cache=dataclasses.replace(part.cache, members=members)
+  )
+
+
+def put_back(state: SlotState, decoded: SlotState) -> SlotState:
+  """`state` with what its `decoding_slots` have become."""
+  cache: KVCache = state.cache
+  rows, slots, shards = sum(cache.rows), len(cache.group), cache.shards
+  if rows == slots:
+    return decoded
+
+  def put(array: Array, new: Array, axis: int) -> Array:
+    old = jnp.moveaxis(array, axis, 0)
+    parts = split_rows(old, [rows, slots - rows], shards)
+    joined = join_rows([jnp.moveaxis(new, axis, 0), parts[1]], shards)
+    return jnp.moveaxis(joined, 0, axis)
+
+  whole = map_slots(put, state, decoded)
+  held: KVCache = decoded.cache
+  return dataclasses.replace(
+    whole,
+    cache=dataclasses.replace(whole.cache, rings=held.rings, clock=held.clock),
   )
 
 
