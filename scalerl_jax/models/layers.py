@@ -116,7 +116,7 @@ def matmul(
   weight = weight.reshape(weight.shape[0], -1)
   flat = x.reshape(-1, x.shape[-1])
   if dtype == jnp.float32:
-    out = jnp.dot(flat, weight.astype(dtype), **FLOAT32)
+    out: Array = jnp.dot(flat, weight.astype(dtype), **FLOAT32)
   else:
     out = _narrow_dot(dtype, flat, weight)
   return out.astype(x.dtype).reshape(*x.shape[:-1], -1)
