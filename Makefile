@@ -6,10 +6,12 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
   2> /dev/null && echo $$python && break; done)
 WORKERS ?= 2
 PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
 
 INSTALLED := .venv/installed
 
-.PHONY: install quickstart test test-slow check format bench lock clean
+.PHONY: install quickstart test test-slow check format bench bench-peers lock \
+  clean
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -50,6 +52,11 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	.venv/bin/python -m benchmarks.bench
 	.venv/bin/python -m benchmarks.fitting
+
+# The same work on Tunix, transformers and TRL, in environments of their own
+# below build/peers (5 GB, made on first use), beside ours.
+bench-peers: $(INSTALLED)
+	.venv/bin/python -m benchmarks.peers.run $(BENCH_FLAGS)
 
 # New exact versions: resolves the ranges in a throw-away environment.
 lock:

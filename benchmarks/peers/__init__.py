@@ -1,0 +1,1 @@
+"""The same work on other systems, side by side: `make bench-peers`."""
