@@ -166,7 +166,7 @@ def insert_groups(
     version: recorded with the first tokens.
     state: donated.
     run_key: key data.
-    prompts: right-padded.
+    prompts: right-padded, to any width up to the cache's.
     prompt_lengths: 1 or more; rows of padding have any.
     uids: of the prompts.
     first_samples: sample index of each group's first completion.
@@ -217,8 +217,11 @@ def insert_groups(
     where = enters.reshape(-1, *[1] * (old.ndim - 1))
     return jnp.where(where, picked.astype(old.dtype), old)
 
-  def put(old: Any, new: Array) -> Any:
-    """Layers in a tuple, or in one array."""
+  def put(old: Any, new: Array, axis: int) -> Any:
+    """Layers in a tuple, or in one array; short prompts are filled up."""
+    missing = [(0, 0)] * new.ndim
+    missing[axis] = (0, cache.prompt_tokens - new.shape[axis])
+    new = jnp.pad(new, missing)
     if isinstance(old, tuple):
       layers = zip(old, new, strict=True)
       return tuple(put_rows(x, places, rows, shards) for x, rows in layers)
@@ -228,8 +231,8 @@ def insert_groups(
   before = (cache.clock - 1) % state.tokens.shape[0]
   cache = dataclasses.replace(
     cache,
-    prompt_k=put(cache.prompt_k, key),
-    prompt_v=put(cache.prompt_v, value),
+    prompt_k=put(cache.prompt_k, key, 4),
+    prompt_v=put(cache.prompt_v, value, 3),
     prompt_length=put_rows(cache.prompt_length, places, prompt_lengths, shards),
     members=put_rows(cache.members, places, members, shards),
     group=enter(each(places), cache.group),

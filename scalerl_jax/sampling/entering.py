@@ -17,6 +17,10 @@ class Group:
   uid: int  # the prompt's
   first_sample: int  # sample index of the group's first completion
   tokens: np.ndarray  # int32 [length], the prompt
+  budget: int = 0  # completion tokens allowed; 0: the sampler's
+
+
+NARROWEST = 32  # tokens; shorter prompts are all padded to one width
 
 
 class Entry(NamedTuple):
@@ -35,27 +39,62 @@ class Entry(NamedTuple):
   source: np.ndarray  # int32 [S], row of P·G that enters a slot, or −1
 
 
-def check_prompts(groups: Sequence[Group], limit: int) -> None:
-  """Refuses what cannot be prefilled.
+def check_groups(groups: Sequence[Group], config: SamplerConfig) -> None:
+  """Refuses what has no room.
 
   Raises:
-    ValueError: a prompt of no tokens or of more than `limit`.
+    ValueError: a prompt of no tokens or of too many, or a budget over the
+      sampler's.
   """
+  limit, most = config.max_prompt_tokens, config.max_completion_tokens
   for group in groups:
     if not 1 <= len(group.tokens) <= limit:
       raise ValueError(
         f"prompt {group.uid} has {len(group.tokens)} tokens; prompts must"
         f" have 1 to sampler.max_prompt_tokens ({limit})"
       )
+    if not 0 <= group.budget <= most:
+      raise ValueError(
+        f"prompt {group.uid} has a budget of {group.budget} tokens; it must be"
+        f" 0 (the sampler's) to sampler.max_completion_tokens ({most})"
+      )
+
+
+class Sizes(NamedTuple):
+  """Shapes of an insertion that a program is compiled for."""
+
+  prompts: tuple[int, ...]  # P, ascending, each divisible by the shards
+  widths: tuple[int, ...]  # tokens, ascending; the last one holds any prompt
+
+
+def sizes_of(config: SamplerConfig, *, groups: int, shards: int) -> Sizes:
+  """Few shapes that waste little: a prompt pays for at most twice its tokens.
+
+  Args:
+    config: slots and budgets.
+    groups: that fit into the slots.
+    shards: equal parts of the slots.
+  """
+  prompts, most = set(), config.max_prompt_tokens
+  for power in (1, 2, 8, 32, 128):
+    prompts.add(min(groups, -(-power // shards) * shards))
+  widths = {most, *(n for n in (most // 2, most // 4) if n >= NARROWEST)}
+  return Sizes(tuple(sorted({*prompts, groups})), tuple(sorted(widths)))
 
 
 def no_entry(
-  size: int, config: SamplerConfig, *, places: int, group_size: int
+  size: int,
+  width: int,
+  config: SamplerConfig,
+  *,
+  places: int,
+  group_size: int,
 ) -> Entry:
   """An insertion of nobody.
 
   Args:
     size: P.
+    width: tokens of a prompt, padding included.
     config: slots and budgets.
     places: prompt places that there are.
     group_size: G.
@@ -63,7 +102,7 @@ def no_entry(
   ones = np.ones((4, size), np.int32)
   ones[3] = config.max_completion_tokens
   return Entry(
-    np.zeros((size, config.max_prompt_tokens), np.int32),
+    np.zeros((size, width), np.int32),
     *ones,
     places=np.full((size,), places, np.int32),
     members=np.zeros((size, group_size), np.int32),
@@ -77,40 +116,60 @@ def entries(
   slots: np.ndarray,
   config: SamplerConfig,
   *,
-  sizes: Sequence[int],
+  sizes: Sizes,
   held_places: int,
   shards: int,
 ) -> Iterator[Entry]:
-  """The groups in as few insertions as the sizes allow.
+  """The groups in a few insertions, those of like prompts together.
 
   Args:
     groups: that enter.
     places: int `[groups]`, the prompt place given to each.
     slots: int `[groups, G]`, the slots given to each.
     config: slots and budgets.
-    sizes: prompts of an insertion that a program exists for, ascending.
+    sizes: that there are programs for.
     held_places: prompt places that there are.
     shards: equal parts of places, slots and rows.
   """
   part = places * shards // held_places
-  waiting = [
-    np.flatnonzero(part == shard).tolist() for shard in range(shards)
-  ]
+  lengths = np.array([len(group.tokens) for group in groups], int)
+  width_of = np.searchsorted(sizes.widths, lengths)
   group_size = slots.shape[1]
-  while any(waiting):
-    most = shards * max(len(rows) for rows in waiting)
-    size = next((n for n in sizes if n >= most), sizes[-1])
-    share = size // shards
-    entry = no_entry(size, config, places=held_places, group_size=group_size)
-    for shard in range(shards):
-      now, waiting[shard] = waiting[shard][:share], waiting[shard][share:]
-      for row, i in enumerate(now, start=shard * share):
-        group = groups[i]
-        entry.prompts[row, : len(group.tokens)] = group.tokens
-        entry.lengths[row] = len(group.tokens)
-        entry.uids[row] = group.uid
-        entry.first_samples[row] = group.first_sample
-        entry.places[row] = places[i]
-        entry.members[row] = slots[i]
-        entry.source[slots[i]] = row * group_size + np.arange(group_size)
-    yield entry
+  for index, width in enumerate(sizes.widths):
+    here = width_of == index
+    waiting = [
+      np.flatnonzero(here & (part == shard)).tolist() for shard in range(shards)
+    ]
+    while any(waiting):
+      share = _size(shards * max(map(len, waiting)), sizes.prompts) // shards
+      entry = no_entry(
+        share * shards,
+        width,
+        config,
+        places=held_places,
+        group_size=group_size,
+      )
+      for shard in range(shards):
+        now, waiting[shard] = waiting[shard][:share], waiting[shard][share:]
+        for row, i in enumerate(now, start=shard * share):
+          group = groups[i]
+          entry.prompts[row, : len(group.tokens)] = group.tokens
+          entry.lengths[row] = len(group.tokens)
+          entry.uids[row] = group.uid
+          entry.first_samples[row] = group.first_sample
+          entry.budgets[row] = group.budget or config.max_completion_tokens
+          entry.places[row] = places[i]
+          entry.members[row] = slots[i]
+          entry.source[slots[i]] = row * group_size + np.arange(group_size)
+      yield entry
+
+
+def _size(rows: int, sizes: Sequence[int]) -> int:
+  """All rows at once if that wastes less than half, else a full smaller one.
+
+  >>> [_size(rows, (2, 8, 32)) for rows in (1, 7, 9, 20, 33)]
+  [2, 8, 8, 32, 32]
+  """
+  above = next((n for n in sizes if n >= rows), sizes[-1])
+  below = max((n for n in sizes if n <= rows), default=sizes[0])
+  return above if above < 2 * rows or rows < sizes[0] else below

@@ -47,7 +47,7 @@ def menu(slots: int, columns: int, shards: int) -> list[Plan]:
   """The plans that there are; a decode program each, if it is ever chosen.
 
   One ring of all slots; a narrow one of three quarters beside the widest; or
-  one ring of a quarter of the slots, when few are left.
+  one ring of a quarter or a sixteenth of the slots, when few are left.
 
   Args:
     slots: S.
@@ -65,6 +65,11 @@ def menu(slots: int, columns: int, shards: int) -> list[Plan]:
     full,
     *[((slots - quarter, n), (quarter, columns)) for n in powers],
     *[((quarter, width),) for width in (*powers, columns)],
+    *[
+      ((slots // 16, width),)
+      for width in (*powers, columns)
+      if not slots % (16 * shards)
+    ],
   ]
 
 

@@ -18,9 +18,10 @@ from scalerl_jax.sampling.decode import DecodeSettings
 from scalerl_jax.sampling.entering import (
   Entry,
   Group,
-  check_prompts,
+  check_groups,
   entries,
   no_entry,
+  sizes_of,
 )
 from scalerl_jax.sampling.interruption import Interruption
 from scalerl_jax.sampling.occupancy import Occupancy
@@ -124,9 +125,7 @@ class Sampler:
       shards=shards,
     )
     self._shards = shards
-    self._insert_sizes = sorted(
-      {min(full, -(-n // shards) * shards) for n in (2, 8, 32, full)}
-    )
+    self._sizes = sizes_of(config, groups=full, shards=shards)
     self._read_sizes = sorted(
       {-(-config.slots // 8), -(-config.slots // 2), config.slots}
     )
@@ -165,7 +164,7 @@ class Sampler:
       raise ValueError(
         f"{len(groups)} groups cannot enter: there is room for {self.room}"
       )
-    check_prompts(groups, self.config.max_prompt_tokens)
+    check_groups(groups, self.config)
     places, slots = self.occupancy.enter([group.index for group in groups])
     computed = 0
     for entry in entries(
@@ -173,7 +172,7 @@ class Sampler:
       places,
       slots,
       self.config,
-      sizes=self._insert_sizes,
+      sizes=self._sizes,
       held_places=self._places,
       shards=self._shards,
     ):
@@ -316,9 +315,10 @@ class Sampler:
     decode = self._programs.decode(self.state, self._layout.plan)
     state = without_rings(self.state)
     with jax.set_mesh(self.mesh):
-      for size in self._insert_sizes:
+      for size in self._sizes.prompts:
         nobody = no_entry(
           size,
+          self.config.max_prompt_tokens,
           self.config,
           places=self._places,
           group_size=self.group_size,
