@@ -158,7 +158,7 @@ class Layout:
 
 
 def map_rings(
-  function: Callable[[Sequence[Array], int], list[Array]],
+  function: Callable[[Sequence[Array], int], list[Any]],
   rings: Sequence[Ring],
 ) -> tuple[Ring, ...]:
   """New rings: `function(parts of all rings, column axis)` for each layer's
@@ -214,21 +214,25 @@ def repack(
     straight = cache.clock <= min(held, columns)
     return jax.lax.cond(straight, in_place, turned, part)
 
-  def moved_rows(parts: Sequence[Array], axis: int) -> list[Array]:
+  def moved_rows(parts: Sequence[Array], axis: int) -> list[Any]:
     """Parts of the rings under `plan`, from those that there are."""
     if whole and not moved and len(plan) == 1:
       return [relaid(parts[0], plan[0][1], axis)]
     found = []
+    share = slots // shards
     sources = split_rows(order, [rows for rows, _ in plan], shards)
     for (_, columns), rows in zip(plan, sources, strict=True):
-      wide = [relaid(part, columns, axis) for part in parts]
-      joined = join_rows(wide, shards)
-      kept = joined.shape[0] // shards
-      shard, local = rows // (slots // shards), rows % (slots // shards)
-      # Slots in no ring own nothing: any row does.
-      local = jnp.minimum(local, kept - 1)
-      index = shard * kept + local
-      found.append(pick(joined, index, shards))
+      shard, local = rows // share, rows % share
+      ring, first = None, 0
+      for part in parts:
+        size = part.shape[0] // shards
+        # Rows of another ring, and of none, read any row here.
+        index = shard * size + jnp.clip(local - first, 0, size - 1)
+        mine = relaid(pick(part, index, shards), columns, axis)
+        here = (local >= first).reshape(-1, *[1] * (part.ndim - 1))
+        ring = mine if ring is None else jnp.where(here, mine, ring)
+        first += size
+      found.append(ring)
     return found
 
   new = dataclasses.replace(cache, rings=map_rings(moved_rows, cache.rings))
