@@ -11,6 +11,8 @@ Command:  python -m scalerl_jax.main \
             --set model.checkpoint=FOLDER
 Hardware: two CPU cores, 8 GiB; for one GPU (not tried) add
             --set run.steps=400 --set batch.prompts=48 --set sampler.slots=384
+          a float32 trainer with a bfloat16 generator (not tried) has
+            --set model.dtype=float32 --set sampler.dtype=bfloat16
 Time:     50 minutes beside other jobs; a step took 20 to 60 s
 Reaches:  held-out pass rate .25 -> .77 (run.seed 0; .87 at step 32): paired
           over 64 prompts +.52, standard error .04; on training prompts .28

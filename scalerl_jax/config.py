@@ -469,6 +469,9 @@ class SamplerConfig:
   temperature: float = 1.0
   top_k: int = 0  # 0: off
   top_p: float = 1.0  # 1: off
+  # Of the body on this side, of its KV, and of the weights that are published
+  # to it; empty: as model.dtype.
+  dtype: str = ""
   head_dtype: str = "float32"  # of the head on this side (the paper's FP32)
 
   def __post_init__(self):
@@ -482,6 +485,12 @@ class SamplerConfig:
         "max_completion_tokens": self.max_completion_tokens,
         "temperature": self.temperature,
       },
+    )
+    _check(
+      self.dtype in ("", *DTYPES),
+      "sampler.dtype",
+      f"one of {', '.join(DTYPES)}, or empty for model.dtype",
+      self.dtype,
     )
     _choice("sampler.head_dtype", self.head_dtype, DTYPES)
     _check(self.top_k >= 0, "sampler.top_k", "0 (off) or more", self.top_k)

@@ -40,17 +40,24 @@ class InProcess:
 
   Args:
     shardings: of the parameters on the generator mesh, a pytree.
+    dtypes: in which they are held there, a pytree; the trainer's by default.
   """
 
-  def __init__(self, shardings: Any):
-    self._shardings = shardings
+  def __init__(self, shardings: Any, dtypes: Any = None):
+    self._shardings, self._dtypes = shardings, dtypes
     self._staged: tuple[int, nnx.State] | None = None
     self._groups: collections.deque[Scored] = collections.deque()
 
   def publish(self, version: int, params: nnx.State) -> None:
     # Copied first: to an equal sharding `device_put` returns the same array,
-    # and the next train step would donate what the sampler reads.
-    copied = jax.tree.map(jnp.copy, params)
+    # and the next train step would donate what the sampler reads. In the
+    # sampler's dtype already, so that no more bytes cross than it reads.
+    if self._dtypes is None:
+      copied = jax.tree.map(jnp.copy, params)
+    else:
+      copied = jax.tree.map(
+        lambda x, dtype: jnp.array(x, dtype), params, self._dtypes
+      )
     self._staged = version, jax.device_put(copied, self._shardings)
 
   def fetch(self) -> tuple[int, nnx.State]:

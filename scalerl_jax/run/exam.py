@@ -13,7 +13,11 @@ from flax import nnx
 from scalerl_jax.config import Config
 from scalerl_jax.data.task import Task
 from scalerl_jax.data.tasks import question_set
-from scalerl_jax.models.policy import with_head_dtype
+from scalerl_jax.models.generator import (
+  cast,
+  generator_graph,
+  weight_dtypes,
+)
 from scalerl_jax.run.evaluate import Evaluation, Evaluator
 from scalerl_jax.run.meshes import make_meshes
 from scalerl_jax.run.saved_policy import load_policy, stored_task
@@ -50,6 +54,9 @@ def evaluate_saved(
   mesh = make_meshes(config).generator
   policy, label = load_policy(asked, workdir, name, task, mesh)
   graph, params = nnx.split(policy)
+  graph = generator_graph(graph, params, config.sampler)
+  params = cast(params, weight_dtypes(params, policy.config, config.sampler))
+  del policy  # and with it weights that are held in another dtype now
   interruption = make_interruption(
     config.length,
     task.tokenizer,
@@ -57,7 +64,7 @@ def evaluate_saved(
   )
   evaluator = Evaluator(
     sets,
-    with_head_dtype(graph, params, config.sampler.head_dtype),
+    graph,
     params,
     config.evaluation,
     config.sampler,

@@ -14,6 +14,7 @@ from scalerl_jax.config import (
   ModelConfig,
   SamplerConfig,
 )
+from scalerl_jax.models.generator import generator_model, weight_dtype
 from scalerl_jax.models.plan import parameter_plan
 from scalerl_jax.models.policy import UNROLL_LAYERS
 from scalerl_jax.models.sharding import RULES, partition_spec
@@ -51,6 +52,17 @@ def parameter_bytes(model: ModelConfig, vocab_size: int, mesh: Mesh) -> int:
   return FLOAT * sum(
     per_device(parameter.shape, parameter.axes, mesh)
     for parameter in parameter_plan(model, vocab_size).values()
+  )
+
+
+def published_bytes(
+  model: ModelConfig, sampler: SamplerConfig, vocab_size: int, mesh: Mesh
+) -> int:
+  """One version of the weights that a device of the generator mesh holds."""
+  return sum(
+    weight_dtype(name, model, sampler).itemsize
+    * per_device(parameter.shape, parameter.axes, mesh)
+    for name, parameter in parameter_plan(model, vocab_size).items()
   )
 
 
@@ -164,7 +176,7 @@ def cache_bytes(
   prompts as groups fit; while a chunk is decoded each slot has a copy beside
   its completion's, and half as much again where the two are joined.
   """
-  item = 2 if model.dtype == "bfloat16" else FLOAT
+  item = 2 if generator_model(model, sampler).dtype == "bfloat16" else FLOAT
   heads = model.num_kv_heads // mesh.shape["tensor"]
   column = 2 * model.num_layers * heads * model.head_width * item
   slots = sampler.slots // (mesh.shape["data"] * mesh.shape["fsdp"])
@@ -210,7 +222,7 @@ def sampler_bytes(
   )
   return {
     # The running version and, at a publication, the next one.
-    "weights": 2 * parameter_bytes(model, vocab_size, mesh),
+    "weights": 2 * published_bytes(model, sampler, vocab_size, mesh),
     "KV cache": rest,
     "KV cache while decoding, or a prefill": max(
       opened, int(FLOAT * tokens * widest)

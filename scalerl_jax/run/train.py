@@ -19,6 +19,11 @@ from scalerl_jax.learning.batching import collate
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.learning.optimizer import make_optimizer
 from scalerl_jax.learning.train_step import TrainSettings
+from scalerl_jax.models.generator import (
+  cast,
+  generator_graph,
+  weight_dtypes,
+)
 from scalerl_jax.models.policy import with_head_dtype
 from scalerl_jax.models.sharding import make_mesh, shardings_on
 from scalerl_jax.pipeline.events import NonFiniteError, StepEvent
@@ -151,7 +156,8 @@ class Run:
       else make_mesh(jax.local_devices()),
     )
     on_generator = shardings_on(meshes.generator, base)
-    generator_params = jax.device_put(base, on_generator)
+    held_in = weight_dtypes(base, config.model, config.sampler)
+    generator_params = jax.device_put(cast(base, held_in), on_generator)
     self.learner = Learner(
       jax.device_put(base, shardings_on(meshes.trainer, base)),
       TrainSettings(
@@ -166,7 +172,7 @@ class Run:
       ),
       meshes.trainer,
     )
-    graph = with_head_dtype(graph, base, config.sampler.head_dtype)
+    graph = generator_graph(graph, base, config.sampler)
     sampler = Sampler(
       graph,
       generator_params,
@@ -196,7 +202,7 @@ class Run:
       ),
       sampler=sampler,
       learner=self.learner,
-      transport=wrap_transport(InProcess(on_generator)),
+      transport=wrap_transport(InProcess(on_generator, held_in)),
       ledger=make_ledger(config),
       schedule=config.pipeline.schedule,
       chunks_per_step=config.pipeline.chunks_per_step,

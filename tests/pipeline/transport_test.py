@@ -8,11 +8,12 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalerl_jax.config import SamplerConfig
+from scalerl_jax.models.generator import weight_dtypes
 from scalerl_jax.models.sharding import make_mesh, shardings_on
 from scalerl_jax.pipeline.loop import no_rollout
 from scalerl_jax.pipeline.store import Scored
 from scalerl_jax.pipeline.transport import InProcess, Transport
-from tests.helpers import moved, small_policy
+from tests.helpers import SHAPE, moved, small_policy
 
 ONE = make_mesh(jax.devices()[:1])
 
@@ -96,6 +97,28 @@ def test_weights_cross_from_one_cut_to_another():
     cut.add(x.addressable_shards[0].data.shape == x.shape)
   assert cut == {True, False}
   assert _devices(fetched) == set(jax.devices()[4:6])
+
+
+def test_weights_cross_in_the_generators_dtypes():
+  trainer = make_mesh(jax.devices()[:2], fsdp=2)
+  params = jax.tree.map(jnp.copy, _params(trainer))
+  shardings = shardings_on(ONE, params)
+  sampler = SamplerConfig(dtype="bfloat16")
+  dtypes = weight_dtypes(params, SHAPE, sampler)
+  transport = InProcess(shardings, dtypes)
+  transport.publish(0, params)
+  expected = jax.tree.map(
+    lambda x, dtype: np.asarray(x).astype(dtype), params, dtypes
+  )
+  # Those that keep their dtype are copies as well.
+  donate = jax.jit(lambda x: jax.tree.map(jnp.negative, x), donate_argnums=0)
+  donate(params)
+  _, fetched = transport.fetch()
+  _same(fetched, expected)
+  assert _devices(fetched) == {jax.devices()[0]}
+  assert jax.tree.map(lambda x: x.dtype, fetched) == dtypes
+  kept = {x.dtype for x in jax.tree.leaves(fetched)}
+  assert kept == {np.dtype("float32"), jnp.dtype("bfloat16")}
 
 
 def test_weights_may_be_gathered_onto_one_device():

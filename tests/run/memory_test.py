@@ -22,6 +22,11 @@ from scalerl_jax.learning.train_step import (
   TrainSettings,
   train_step,
 )
+from scalerl_jax.models.generator import (
+  cast,
+  generator_graph,
+  weight_dtypes,
+)
 from scalerl_jax.models.policy import UNROLL_LAYERS
 from scalerl_jax.models.sharding import make_mesh
 from scalerl_jax.run import memory
@@ -133,16 +138,28 @@ def test_parameters_are_those_of_a_policy_on_its_mesh():
   )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_cache_at_rest_holds_what_its_arrays_do(dtype):
-  model = dataclasses.replace(MODEL, dtype=dtype)
+@pytest.mark.parametrize(
+  ("model", "sampler", "dtype"),
+  [
+    ("float32", "", "float32"),
+    ("bfloat16", "", "bfloat16"),
+    ("float32", "bfloat16", "bfloat16"),
+  ],
+)
+def test_a_generator_holds_what_its_arrays_do(model, sampler, dtype):
+  model = dataclasses.replace(MODEL, dtype=model)
   sampler = SamplerConfig(
-    slots=22, max_prompt_tokens=5, max_completion_tokens=7
+    slots=22, max_prompt_tokens=5, max_completion_tokens=7, dtype=sampler
   )
   rest, opened = memory.cache_bytes(
     model, sampler, group_size=4, mesh=make_mesh()
   )
-  policy = small_policy(model, vocab_size=V)
+  graph, params = nnx.split(small_policy(model, vocab_size=V))
+  weights = cast(params, weight_dtypes(params, model, sampler))
+  assert memory.published_bytes(model, sampler, V, make_mesh()) == sum(
+    x.nbytes for x in jax.tree.leaves(weights)
+  )
+  policy = nnx.merge(generator_graph(graph, params, sampler), weights)
   cache = jax.eval_shape(
     lambda: policy.empty_cache(
       prompts=10, slots=22, prompt_tokens=5, completion_tokens=7
