@@ -291,6 +291,9 @@ def save(
 ) -> None:
   """Writes a folder that transformers loads, and `load` does.
 
+  Config and weights only: a policy knows no tokenizer. Copy its files from the
+  checkpoint's folder; `--export` of a run brings them along.
+
   Args:
     policy: of a published family's parts.
     path: a folder; created, files of the same names replaced.

@@ -19,7 +19,16 @@ from scalerl_jax.models import pretrained
 from scalerl_jax.models.pretrained import load, save
 from scalerl_jax.models.sharding import make_mesh
 from tests.helpers import SHAPE, small_policy
-from tests.models.parts import CHECKPOINTS, NAMES, check_reference, on
+from tests.models.parts import (
+  CHECKPOINTS,
+  NAMES,
+  PROMPT,
+  both_ways,
+  check_reference,
+  on,
+)
+
+SMOLLM2 = CHECKPOINTS.with_name("smollm2")
 
 FSDP_TENSOR = (4, {"fsdp": 2, "tensor": 2})
 ALL_THREE = (8, {"fsdp": 2, "tensor": 2})
@@ -305,15 +314,21 @@ for saved, known in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 
 
+def _python_with(folder, *packages):
+  """The Python of a new environment that has these packages."""
+  subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+  python = str(folder / "bin/python")
+  install = (python, "-m", "pip", "install", "--quiet", *packages)
+  subprocess.run(install, check=True)
+  return python
+
+
 @pytest.mark.slow
 def test_transformers_loads_what_was_saved(tmp_path):
   # A Python that has transformers and torch, or an environment made here.
   python = os.environ.get("SCALERL_TRANSFORMERS_PYTHON", "")
   if not python:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
-    python = str(tmp_path / "env/bin/python")
-    install = ("-m", "pip", "install", "--quiet", "transformers", "torch")
-    subprocess.run([python, *install], check=True)
+    python = _python_with(tmp_path / "env", "transformers", "torch")
   folders = []
   for name in NAMES:
     policy = load(CHECKPOINTS / name, dtype="float32")
@@ -331,6 +346,34 @@ def test_transformers_loads_what_was_saved(tmp_path):
     for name in NAMES
   ]
   assert done.stdout.split() == [x["architectures"][0] for x in told]
+
+
+@pytest.mark.slow
+def test_smollm2_computes_and_says_what_transformers_does(tmp_path):
+  # Its folder, or one made here (see weights.py).
+  folder = os.environ.get("SCALERL_SMOLLM2", "")
+  if not folder:
+    folder = tmp_path / "smollm2"
+    packages = ("gguf", "safetensors", "ml_dtypes", "numpy")
+    python = _python_with(tmp_path / "env", *packages)
+    subprocess.run([python, SMOLLM2 / "weights.py", folder], check=True)
+  cases = json.loads((SMOLLM2 / "reference.json").read_text())["cases"]
+  lengths = [len(case["input_ids"] + case["greedy"]) for case in cases]
+  rows = np.zeros((len(cases), max(lengths)), np.int32)
+  for row, case, length in zip(rows, cases, lengths, strict=True):
+    row[:length] = case["input_ids"] + case["greedy"]
+  graph, params = nnx.split(load(folder, dtype="float32"))
+  full, cached = map(np.asarray, both_ways(graph, params, rows))
+  for row, case, length in zip(range(len(cases)), cases, lengths, strict=True):
+    known = np.array(case["token_logprobs"])
+    greedy = case["greedy"]
+    # The cached way begins where its prompt ends.
+    for logps, first in ((full[row], 0), (cached[row], PROMPT - 1)):
+      at = np.arange(first, len(known))
+      found = logps[at - first, rows[row, at + 1]]
+      np.testing.assert_allclose(found, known[first:], rtol=0, atol=2e-3)
+      said = logps[: length - 1 - first].argmax(-1)[-len(greedy) :]
+      assert said.tolist() == greedy
 
 
 def test_a_policy_of_no_published_family_is_not_saved(tmp_path):
