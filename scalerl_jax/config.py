@@ -22,7 +22,6 @@ ZERO_VARIANCE = ("drop", "keep", "refill")
 ALGORITHMS = ("pipeline_rl", "ppo_off_policy")
 SCHEDULES = ("logical", "wall")
 DTYPES = ("float32", "bfloat16")
-DOT_DTYPES = ("", *DTYPES)
 TASKS = (
   "chain_arithmetic",
   "chain_logic",
@@ -74,6 +73,12 @@ def _check_types(section: str, values: Any) -> None:
     )
     if field.name == "seed":
       _check(0 <= value < MAX_SEED, name, "in 0 .. 2³²−1", value)
+
+
+def _own_dtype(name: str, value: str, default: str) -> None:
+  """A dtype, or empty for that of something else."""
+  allowed = f"one of {', '.join(DTYPES)}, or empty for {default}"
+  _check(value in ("", *DTYPES), name, allowed, value)
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -374,7 +379,7 @@ class ModelConfig:
       self.head_width,
     )
     _choice("model.dtype", self.dtype, DTYPES)
-    _choice("model.dot_dtype", self.dot_dtype, DOT_DTYPES)
+    _own_dtype("model.dot_dtype", self.dot_dtype, "model.dtype")
     _choice("model.qk_norm", self.qk_norm, QK_NORMS)
     _choice("model.router", self.router, ROUTERS)
     _choice("model.remat", self.remat, REMATS)
@@ -473,6 +478,7 @@ class SamplerConfig:
   # to it; empty: as model.dtype.
   dtype: str = ""
   head_dtype: str = "float32"  # of the head on this side (the paper's FP32)
+  kv_dtype: str = ""  # of the KV cache; "": as the body
 
   def __post_init__(self):
     _check_types("sampler", self)
@@ -486,12 +492,8 @@ class SamplerConfig:
         "temperature": self.temperature,
       },
     )
-    _check(
-      self.dtype in ("", *DTYPES),
-      "sampler.dtype",
-      f"one of {', '.join(DTYPES)}, or empty for model.dtype",
-      self.dtype,
-    )
+    _own_dtype("sampler.dtype", self.dtype, "model.dtype")
+    _own_dtype("sampler.kv_dtype", self.kv_dtype, "the body's")
     _choice("sampler.head_dtype", self.head_dtype, DTYPES)
     _check(self.top_k >= 0, "sampler.top_k", "0 (off) or more", self.top_k)
     _check(0.0 < self.top_p <= 1.0, "sampler.top_p", "in (0, 1]", self.top_p)

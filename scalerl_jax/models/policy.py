@@ -229,8 +229,9 @@ class Policy(nnx.Module):
     completion_tokens: int,
     group_size: int = 1,
     shards: int = 1,
+    dtype: str = "",
   ) -> KVCache:
-    """A cache of this policy's shape and dtype."""
+    """A cache of this policy's shape, and of the body's dtype by default."""
     return kv_cache.empty_cache(
       layers=self.config.num_layers,
       unrolled=self.unrolled,
@@ -242,7 +243,7 @@ class Policy(nnx.Module):
       head_width=self.config.head_width,
       prompt_tokens=prompt_tokens,
       completion_tokens=completion_tokens,
-      dtype=self.dtype,
+      dtype=jnp.dtype(dtype or self.dtype),
     )
 
   @property

@@ -18,6 +18,8 @@ from scalerl_jax.models.generator import generator_model, weight_dtype
 from scalerl_jax.models.plan import parameter_plan
 from scalerl_jax.models.policy import UNROLL_LAYERS
 from scalerl_jax.models.sharding import RULES, partition_spec
+from scalerl_jax.sampling.rings import NARROWEST
+from scalerl_jax.sampling.sampler import slot_shards
 
 FLOAT = 4  # bytes of a float32
 MOMENTS = 2  # AdamW's
@@ -170,22 +172,26 @@ def learner_bytes(
 def cache_bytes(
   model: ModelConfig, sampler: SamplerConfig, *, group_size: int, mesh: Mesh
 ) -> tuple[int, int]:
-  """KV of a device of the generator mesh: at rest, and while it is decoded.
+  """KV of a device of the generator mesh: at rest, and what a move adds.
 
-  At rest a prompt's keys and values are shared by its group, for twice as many
-  prompts as groups fit; while a chunk is decoded each slot has a copy beside
-  its completion's, and half as much again where the two are joined.
+  A prompt's keys and values are shared by its group, for twice as many prompts
+  as groups fit; each slot has a ring of its completion's. When rings are made
+  wider, the old ones are there beside the new ones for a moment.
   """
-  item = 2 if generator_model(model, sampler).dtype == "bfloat16" else FLOAT
+  held = sampler.kv_dtype or generator_model(model, sampler).dtype
+  item = 2 if held == "bfloat16" else FLOAT
   heads = model.num_kv_heads // mesh.shape["tensor"]
   column = 2 * model.num_layers * heads * model.head_width * item
   slots = sampler.slots // (mesh.shape["data"] * mesh.shape["fsdp"])
-  places = min(sampler.slots, 2 * (sampler.slots // group_size))
-  completion = sampler.max_completion_tokens
-  prompt = sampler.max_prompt_tokens
+  shards = slot_shards(mesh, sampler.slots, group_size)
+  full = shards * (sampler.slots // shards // group_size)
+  # Prompts stay with their slots where these are kept apart.
+  places = min(sampler.slots, 2 * full) // shards
+  completion = column * slots * sampler.max_completion_tokens
+  one_ring = sampler.max_completion_tokens < 2 * NARROWEST
   return (
-    column * (places * prompt + slots * completion),
-    column * slots * (prompt + completion) * 3 // 2,
+    column * places * sampler.max_prompt_tokens + completion,
+    0 if one_ring else completion,
   )
 
 
@@ -208,7 +214,7 @@ def sampler_bytes(
     vocab_size: V.
     mesh: the generator mesh.
   """
-  rest, opened = cache_bytes(model, sampler, group_size=group_size, mesh=mesh)
+  rest, moved = cache_bytes(model, sampler, group_size=group_size, mesh=mesh)
   held, _ = cache_bytes(model, sampler, group_size=samples, mesh=mesh)
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
   tensor = mesh.shape["tensor"]
@@ -224,8 +230,8 @@ def sampler_bytes(
     # The running version and, at a publication, the next one.
     "weights": 2 * published_bytes(model, sampler, vocab_size, mesh),
     "KV cache": rest,
-    "KV cache while decoding, or a prefill": max(
-      opened, int(FLOAT * tokens * widest)
+    "rings that are made wider, or a prefill": max(
+      moved, int(FLOAT * tokens * widest)
     ),
     "KV cache of evaluations": held,
     "logits": FLOAT * LOGIT_COPIES * logits,

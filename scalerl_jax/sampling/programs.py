@@ -66,6 +66,7 @@ class Programs:
           prompt_tokens=config.max_prompt_tokens,
           completion_tokens=columns,
           shards=shards,
+          dtype=config.kv_dtype,
         ),
         completion_tokens=config.max_completion_tokens,
         interrupted=self._settings.interruption is not None,
