@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from scalerl_jax.config import ModelConfig
@@ -48,3 +50,10 @@ def places_of(config: ModelConfig, positions: Int[Array, "*B"]) -> Places:
       floor=config.query_temperature_floor,
     )
   return Places(cos, sin, temperature)
+
+
+def pick_places(table: Places, positions: Int[Array, "*B"]) -> Places:
+  """Of each position, out of those of 0, 1, 2, ..."""
+  return jax.tree.map(
+    lambda values: jnp.take(values, positions, axis=0, mode="clip"), table
+  )

@@ -16,7 +16,12 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache, layers, moe
 from scalerl_jax.models.kv_cache import KVCache
-from scalerl_jax.models.places import Places, Prepared, places_of
+from scalerl_jax.models.places import (
+  Places,
+  Prepared,
+  pick_places,
+  places_of,
+)
 from scalerl_jax.models.plan import (
   Kind,
   layer_weights,
@@ -188,10 +193,7 @@ class Policy(nnx.Module):
       split, places = None, places_of(config, positions)
     else:
       split = prepared.layers
-      places = jax.tree.map(
-        lambda table: jnp.take(table, positions, axis=0, mode="clip"),
-        prepared.places,
-      )
+      places = pick_places(prepared.places, positions)
     mask = near = kv_cache.visible(cache)
     if config.attention_chunk:
       chunk = kv_cache.same_chunk(cache, positions, config.attention_chunk)
@@ -330,11 +332,16 @@ class Policy(nnx.Module):
     if segment_ids is None:
       segment_ids = jnp.ones(tokens.shape, jnp.int32)
     if positions is None:
+      # A table is constant; the cosines of positions that are computed would
+      # be taken for every head.
       positions = layers.segment_positions(segment_ids)
+      table = places_of(config, jnp.arange(tokens.shape[1], dtype=jnp.int32))
+      places = pick_places(table, positions)
+    else:
+      places = places_of(config, positions)
     mask = near = layers.attention_mask(segment_ids)
     if config.attention_chunk:
       near = mask & layers.chunk_mask(positions, config.attention_chunk)
-    places = places_of(config, positions)
     x = constrain(self._embed(tokens), ("batch", None, None))
 
     def block(
