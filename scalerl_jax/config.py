@@ -578,7 +578,8 @@ class BatchConfig:
 
   prompts: int = 48
   group_size: int = 16
-  micro_batch: int = 64  # rows a forward and backward pass
+  micro_batch: int = 64  # full rows a forward and backward pass; its budget
+  width_buckets: int = 1  # widths that rows are cut to; narrow ones: more rows
   packing: int = 0  # tokens of a row that completions share; 0: a row each
 
   def __post_init__(self):
@@ -589,6 +590,7 @@ class BatchConfig:
         "prompts": self.prompts,
         "group_size": self.group_size,
         "micro_batch": self.micro_batch,
+        "width_buckets": self.width_buckets,
       },
     )
     _check(
@@ -599,6 +601,12 @@ class BatchConfig:
       self.micro_batch,
     )
     _check(self.packing >= 0, "batch.packing", "0 or more", self.packing)
+    _check(
+      self.width_buckets == 1 or not self.packing,
+      "batch.width_buckets",
+      f"1 with batch.packing ({self.packing}), whose rows are full already",
+      self.width_buckets,
+    )
 
   @property
   def completions(self) -> int:

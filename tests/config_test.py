@@ -170,6 +170,8 @@ OUTSIDE = [
   ("batch.micro_batch", (0, -1), {}, "above 0"),
   ("batch.micro_batch", (7, 100, 1536), {}, "a divisor of the 768 completions"),
   ("batch.packing", (-1,), {}, "0 or more"),
+  ("batch.width_buckets", (0, -1), {}, "above 0"),
+  ("batch.width_buckets", (2,), {"packing": 64}, "1 with batch.packing"),
   ("loss.name", ("", "ppo", "CISPO"), {}, f"one of {LOSSES}"),
   ("loss.clip_max", (0.0, -1.0, NAN), {}, "above 0"),
   ("loss.clip_low", (0.0, -0.1, 1.1, NAN), {}, "in (0, 1]"),

@@ -9,11 +9,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from scalerl_jax.learning.buckets import Bucket
 from scalerl_jax.learning.optimizer import init_sharded
 from scalerl_jax.learning.packing import pack, trained_rows
 from scalerl_jax.learning.train_step import (
   LearnerState,
   TrainSettings,
+  step_buckets,
   train_step,
 )
 from scalerl_jax.models.sharding import replicated
@@ -48,6 +50,7 @@ class Learner:
     )
     # Any: `is_ready` is not in the type of a jax.Array.
     self._metrics: dict[str, Any] | None = None
+    self._buckets: tuple[Bucket, ...] = ()  # of the running update
 
   @property
   def running(self) -> bool:
@@ -67,17 +70,35 @@ class Learner:
   def start(self, batch: Batch) -> None:
     """Dispatches an update; it runs while the host goes on."""
     with jax.set_mesh(self.mesh):
-      self.state, self._metrics = self._step(self.state, self._placed(batch))
+      placed = self._placed(batch)
+      self._buckets = step_buckets(placed, self.settings)
+      self.state, self._metrics = self._step(self.state, placed)
 
   def collect(self) -> dict[str, float]:
-    """Waits for the running update and returns its metrics."""
+    """Waits for the running update and returns its metrics.
+
+    Those of the step and what it computed, padding included: `micro_batches`,
+    `computed_rows`, `computed_tokens`, `computed_keys` (that queries were
+    multiplied with), and which share of these tokens was padding.
+    """
     if self._metrics is None:
       raise ValueError("no update is running; call start first")
-    metrics = {
-      name: float(np.asarray(value)) for name, value in self._metrics.items()
-    }
+    found = {name: np.asarray(value) for name, value in self._metrics.items()}
     self._metrics = None
-    return metrics
+    counts = found.pop("micro_batches").tolist()
+    ran = zip(counts, self._buckets, strict=True)
+    metrics = {name: float(value) for name, value in found.items()}
+    shapes = [(count * b.rows, b.width) for count, b in ran]
+    tokens = sum(rows * width for rows, width in shapes)
+    filled = metrics.pop("row_tokens")
+    # On the host: a float32 would not hold these numbers.
+    return metrics | {
+      "micro_batches": sum(counts),
+      "computed_rows": float(sum(rows for rows, _ in shapes)),
+      "computed_tokens": float(tokens),
+      "computed_keys": float(sum(rows * w * w for rows, w in shapes)),
+      "padding_share": 1.0 - filled / tokens if tokens else 0.0,
+    }
 
   def compile(self, batch: Batch) -> None:
     """Compiles the step for batches of this shape; runs nothing."""

@@ -6,6 +6,7 @@ micro-batching and sharding, so neither can change it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,6 +17,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.config import LossConfig
+from scalerl_jax.learning.buckets import (
+  Bucket,
+  fill_buckets,
+  make_buckets,
+  row_lengths,
+)
 from scalerl_jax.learning.packing import trained_rows, unpack
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import constrain
@@ -84,6 +91,7 @@ class TrainSettings:
   micro_batch: int
   max_completion_tokens: int
   packing: int = 0  # tokens of a row that completions share; 0: a row each
+  width_buckets: int = 1  # widths that a row may be padded to
 
 
 def row_logps(
@@ -165,14 +173,28 @@ def global_weights(
   return advantages, weights, keep
 
 
+def step_buckets(batch: Batch, settings: TrainSettings) -> tuple[Bucket, ...]:
+  """The shapes of micro-batch of a step, the widest first."""
+  rows, width = batch.mask.shape
+  if batch.packed is not None:
+    return (Bucket(batch.packed.tokens.shape[1], settings.micro_batch),)
+  return make_buckets(
+    width,
+    settings.width_buckets,
+    micro_batch=settings.micro_batch,
+    rows=rows,
+  )
+
+
 def train_step(
   state: LearnerState, batch: Batch, *, settings: TrainSettings
 ) -> tuple[LearnerState, dict[str, Array]]:
   """One update from one batch; a batch with nothing kept is skipped.
 
   Rows that the filter dropped are not computed at all: kept rows are moved to
-  the front and only as many micro-batches run as they fill. A packed batch
-  has only kept completions in its rows, and micro-batches are of these rows.
+  the front and only as many micro-batches run as they fill, of each width that
+  there is. A packed batch has only kept completions in its rows, and
+  micro-batches are of these rows.
 
   Args:
     state: donated.
@@ -180,50 +202,56 @@ def train_step(
     settings: static.
 
   Returns:
-    The new state and scalar metrics of the batch, float32.
+    The new state and scalar metrics of the batch, float32; `micro_batches`
+    has one for each of `step_buckets`.
 
   Raises:
     ValueError: `settings.micro_batch` does not divide the rows.
   """
-  if len(batch.mask) % settings.micro_batch:
+  total, length = batch.mask.shape
+  if total % settings.micro_batch:
     raise ValueError(
-      f"micro_batch must divide the {len(batch.mask)} rows of the batch, got"
+      f"micro_batch must divide the {total} rows of the batch, got"
       f" {settings.micro_batch}"
     )
   advantages, weights, keep = global_weights(batch, settings)
-  packed: Packed | None = batch.packed
-  if packed is None:
-    order = jnp.argsort(~keep, stable=True)
-  else:
-    order = jnp.arange(len(packed.tokens), dtype=jnp.int32)
   kept = keep.sum(dtype=jnp.int32)
-  filled = kept if packed is None else packed.row.max() + 1
-  size = settings.micro_batch
-  micro_batches = (filled + size - 1) // size
+  packed: Packed | None = batch.packed
+  buckets = step_buckets(batch, settings)
+  lengths = row_lengths(batch.segment_ids)
+  if packed is None:
+    order, counts = fill_buckets(lengths, keep, buckets)
+  else:
+    order = jnp.arange(total, dtype=jnp.int32)
+    size = settings.micro_batch
+    counts = ((packed.row.max() + size) // size,)
   chunk = settings.loss.logprob_chunk
 
-  def rows(values: Array, index: Array) -> Array:
+  def rows(values: Array, index: Array, width: int) -> Array:
     picked = jnp.take(values, index, axis=0)
+    if picked.ndim > 1:
+      picked = picked[:, :width]
     return constrain(picked, ("batch",) + (None,) * (picked.ndim - 1))
 
-  def objective(params: nnx.State, index: Array) -> tuple[Array, dict]:
+  def objective(
+    params: nnx.State, index: Array, shown: Array, width: int
+  ) -> tuple[Array, dict]:
     policy: Policy = nnx.merge(settings.policy, params)
+    pick = functools.partial(rows, index=index, width=width)
     if packed is None:
-      part = jax.tree.map(lambda values: rows(values, index), batch)
+      part = jax.tree.map(pick, batch)
       scores = completion_logps(policy, part, settings.warp, chunk=chunk)
-      pushes, shares = rows(advantages, index), rows(weights, index)
-      counted = part.mask & rows(keep, index)[:, None]
+      pushes = pick(advantages)
+      # A row that fills up the last micro-batch may have had its turn.
+      shares = jnp.where(shown[:, None], pick(weights), 0.0)
+      counted = part.mask & (pick(keep) & shown)[:, None]
     else:
       # Only the forward pass is over packed rows. Of the loss, which costs
       # nothing beside it, all completions are given and these rows' count.
       part, pushes = batch, advantages
-      tokens, segments = (
-        rows(x, index) for x in (packed.tokens, packed.segment_ids)
-      )
+      tokens, segments = pick(packed.tokens), pick(packed.segment_ids)
       scores = row_logps(policy, tokens, segments, settings.warp, chunk=chunk)
-      scores, here = unpack(
-        scores, packed, first=index[0], length=batch.mask.shape[1]
-      )
+      scores, here = unpack(scores, packed, first=index[0], length=length)
       shares = jnp.where(here[:, None], weights, 0.0)
       counted = batch.mask & (keep & here)[:, None]
     logps, spread = scores
@@ -231,11 +259,13 @@ def train_step(
     loss = jnp.sum(shares * token_loss)
     return loss, _sums(logps, spread, part, counted, pushes, settings.loss)
 
-  def accumulate(m: Array, carry: tuple) -> tuple:
+  def accumulate(m: Array, carry: tuple, first: Array, bucket: Bucket) -> tuple:
     gradients, loss, sums = carry
-    index = jax.lax.dynamic_slice_in_dim(order, m * size, size)
+    first += m * bucket.rows
+    index = jax.lax.dynamic_slice_in_dim(order, first, bucket.rows)
+    shown = first + jnp.arange(bucket.rows, dtype=jnp.int32) < kept
     (part, part_sums), gradient = jax.value_and_grad(objective, has_aux=True)(
-      state.params, index
+      state.params, index, shown, bucket.width
     )
     return (
       jax.tree.map(jnp.add, gradients, gradient),
@@ -244,9 +274,13 @@ def train_step(
     )
 
   zeros = jax.tree.map(jnp.zeros_like, state.params)
-  gradients, loss, sums = jax.lax.fori_loop(
-    0, micro_batches, accumulate, (zeros, jnp.zeros(()), _no_sums())
-  )
+  summed = zeros, jnp.zeros(()), _no_sums()
+  first = jnp.int32(0)
+  for bucket, count in zip(buckets, counts, strict=True):
+    body = functools.partial(accumulate, first=first, bucket=bucket)
+    summed = jax.lax.fori_loop(0, count, body, summed)
+    first += count * bucket.rows
+  gradients, loss, sums = summed
   norm = optax.tree.norm(gradients)
 
   def apply() -> tuple[nnx.State, Any]:
@@ -265,7 +299,8 @@ def train_step(
     "gradient_norm": norm,
     "skipped": (kept == 0).astype(jnp.float32),
     "effective_batch": kept.astype(jnp.float32),
-    "micro_batches": micro_batches.astype(jnp.float32),
+    "micro_batches": jnp.stack(counts).astype(jnp.float32),
+    "row_tokens": jnp.sum(lengths * keep, dtype=jnp.float32),
     "kept_tokens": sums["tokens"],
     "entropy": sums["entropy"] / tokens,
     "ratio_mean": jnp.where(kept > 0, sums["ratio"] / tokens, 1.0),

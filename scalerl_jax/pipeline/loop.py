@@ -314,7 +314,7 @@ class Pipeline:
     self.ledger.publish()
     self.publish_weights()
     self.totals.skipped_steps += int(metrics["skipped"])
-    self.totals.micro_batches += int(metrics["micro_batches"])
+    self.totals.count_computed(metrics)
     self._count_seconds()
     self._on_step(
       StepEvent(

@@ -155,14 +155,15 @@ class Compute:
   generated and trained on, whatever a filter left out, and nothing generated
   ahead. *Spent* is what the devices computed: all slots at each decode step,
   occupied or not, all prompts prefilled so far, and the micro-batches that the
-  filter left, of packed rows if there are any. Both cost a row its whole width,
-  padding included, since that is what the programs compute. Evaluation is in
-  neither, and so is what a backward pass computes once more to save memory.
+  filter left. Both cost a row its whole width, padding included, since that is
+  what the programs compute: the full one, or that of a packed or cut row.
+  Evaluation is in neither, and so is what a backward pass computes once more to
+  save memory.
 
   Args:
     model: the architecture.
     sampler: slots and budgets.
-    batch: completions a step and a micro-batch.
+    batch: completions a step.
     vocab_size: V, of the tokenizer.
   """
 
@@ -228,11 +229,13 @@ class Compute:
 
   def spent_on_training(self, totals: Totals) -> float:
     """FLOPs that the trainer mesh computed."""
-    return training_flops(
+    tokens = totals.computed_tokens
+    return TRAINING_PASSES * forward_flops(
       self._model,
       vocab_size=self._vocab_size,
-      rows=totals.micro_batches * self._batch.micro_batch,
-      row_tokens=self._batch.packing or self._row_tokens,
+      tokens=tokens,
+      context=totals.computed_keys / max(tokens, 1),
+      head_tokens=tokens - totals.computed_rows,
     )
 
   def spent(self, totals: Totals) -> float:

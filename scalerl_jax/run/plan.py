@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.data.tasks import load_task
+from scalerl_jax.learning.buckets import make_buckets
 from scalerl_jax.models import pretrained
 from scalerl_jax.run import memory
 from scalerl_jax.run.accounting import Compute, training_flops
@@ -125,7 +126,8 @@ def make_plan(
       config.model, vocab_size, meshes.trainer
     ),
     rows=f"a micro-batch is {config.batch.micro_batch} rows x"
-    f" {config.batch.packing or _budget(config)} tokens,"
+    f" {config.batch.packing or _budget(config)} tokens"
+    f"{_narrower(config)},"
     f" {f'{chunk} tokens' if chunk else 'all'} with logits at a time",
     slots=f"{config.sampler.slots} slots x {_budget(config)} tokens",
     generation_flops=compute.full(1, tokens) - training,
@@ -182,6 +184,18 @@ def device_memory() -> int | None:
 def _budget(config: Config) -> int:
   sampler = config.sampler
   return sampler.max_prompt_tokens + sampler.max_completion_tokens
+
+
+def _narrower(config: Config) -> str:
+  """Shapes of the other micro-batches, if there are any."""
+  batch = config.batch
+  buckets = make_buckets(
+    _budget(config),
+    batch.width_buckets,
+    micro_batch=batch.micro_batch,
+    rows=batch.completions,
+  )
+  return "".join(f" or {b.rows} x {b.width}" for b in buckets[1:])
 
 
 def _learner(config: Config, meshes: Meshes, vocab_size: int) -> dict[str, int]:

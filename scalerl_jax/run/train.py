@@ -169,6 +169,7 @@ class Run:
         micro_batch=config.batch.micro_batch,
         max_completion_tokens=config.sampler.max_completion_tokens,
         packing=config.batch.packing,
+        width_buckets=config.batch.width_buckets,
       ),
       meshes.trainer,
     )

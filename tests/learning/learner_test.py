@@ -34,7 +34,17 @@ def _batch(correct=CORRECT):
   )
 
 
-def _learner(mesh=None):
+def _short(batch, longest):
+  """The same rows cut to at most so many tokens."""
+  inside = np.arange(T) < longest
+  return dataclasses.replace(
+    batch,
+    segment_ids=batch.segment_ids * inside,
+    mask=inside & (np.arange(T) > 0),
+  )
+
+
+def _learner(mesh=None, width_buckets=1):
   mesh = mesh or make_mesh()
   graph, params = nnx.split(small_policy(ONE_LAYER, mesh=mesh))
   settings = TrainSettings(
@@ -45,6 +55,7 @@ def _learner(mesh=None):
     group_size=G,
     micro_batch=3,
     max_completion_tokens=T,
+    width_buckets=width_buckets,
   )
   return Learner(params, settings, mesh), params
 
@@ -91,6 +102,24 @@ def test_the_first_update_finds_everything_compiled(learner):
     learner.start(_batch())
     learner.collect()
   assert not count
+
+
+def test_other_lengths_find_everything_compiled_and_compute_less():
+  learner, _ = _learner(width_buckets=3)  # 3 rows of 5 or 4, 6 of 2
+  learner.compile(_batch())
+  told = []
+  lengths = np.array([5, 2, 2, 2, 3, 2])[:, None]
+  with compilations() as count:
+    for longest in (T, 4, 2, lengths):
+      learner.start(_short(_batch(), longest))
+      told.append(learner.collect())
+  assert not count
+  tokens = [metrics["computed_tokens"] for metrics in told]
+  # Of the last, the two longest and a short one, then the others.
+  assert tokens == [2 * 3 * 5, 2 * 3 * 4, 6 * 2, 3 * 5 + 6 * 2]
+  assert [metrics["micro_batches"] for metrics in told] == [2, 2, 1, 2]
+  assert told[2]["computed_keys"] == 6 * 2 * 2
+  assert told[3]["padding_share"] == pytest.approx(1 - 16 / 27)
 
 
 def test_the_parameters_that_it_was_given_stay():
@@ -177,6 +206,10 @@ def test_metrics_are_collected_once_and_are_numbers(learner):
   assert metrics["skipped"] == 0.0
   assert metrics["effective_batch"] == B
   assert metrics["micro_batches"] == 2.0
+  assert metrics["computed_rows"] == 6.0
+  assert metrics["computed_tokens"] == 30.0
+  assert metrics["computed_keys"] == 150.0
+  assert metrics["padding_share"] == 0.0
   assert not learner.running
   with pytest.raises(ValueError, match="no update is running"):
     learner.collect()

@@ -183,7 +183,9 @@ def _same_update(actual, expected):
     gradient,
     wanted,
   )
-  for metric in set(told) - {"micro_batches"}:
+  own = {"micro_batches", "padding_share"}
+  own |= {name for name in told if name.startswith("computed_")}
+  for metric in set(told) - own:
     assert metrics[metric] == pytest.approx(told[metric], rel=1e-4, abs=1e-6), (
       metric
     )
@@ -199,6 +201,8 @@ def test_packed_is_padded_value_and_gradient(name, micro_batch, devices):
   )
   _same_update(actual, _padded(name))
   assert actual[1]["micro_batches"] == 2 // micro_batch
+  assert actual[1]["computed_keys"] == 2 * W * W
+  assert actual[1]["padding_share"] == pytest.approx(1 - 31 / (2 * W))
 
 
 def test_a_batch_with_nothing_kept_is_skipped():

@@ -77,7 +77,9 @@ def _batch(warp=(), *, gap=1.0):
   ), logps
 
 
-def _settings(*, micro_batch=B, loss=None, warp=(), optimizer=None):
+def _settings(
+  *, micro_batch=B, loss=None, warp=(), optimizer=None, width_buckets=1
+):
   # Plain gradient descent: the change of the parameters is the gradient, with
   # its size, which Adam would hide.
   return train_step.TrainSettings(
@@ -88,6 +90,7 @@ def _settings(*, micro_batch=B, loss=None, warp=(), optimizer=None):
     group_size=G,
     micro_batch=micro_batch,
     max_completion_tokens=T,
+    width_buckets=width_buckets,
   )
 
 
@@ -213,6 +216,21 @@ def test_micro_batches_and_devices_change_nothing(slow, micro_batch, devices):
   )
   _close(gradient, expected)
   assert metrics["micro_batches"] == -(-KEPT.sum() // micro_batch)
+
+
+@pytest.mark.parametrize(
+  ("micro_batch", "devices", "count"), [(2, 1, 3), (4, 4, T), (B, 2, 2)]
+)
+def test_widths_of_rows_change_nothing(slow, micro_batch, devices, count):
+  batch, _, expected = slow
+  settings = _settings(micro_batch=micro_batch, width_buckets=count)
+  gradient, metrics = Updates(settings, devices)(batch)
+  _close(gradient, expected)
+  assert metrics["kept_tokens"] == batch.mask[KEPT].sum()
+  # No row is computed in vain but those that fill up a micro-batch.
+  assert (
+    metrics["computed_tokens"] <= micro_batch * T * metrics["micro_batches"]
+  )
 
 
 def test_dropped_and_padded_tokens_have_no_say(updates, slow):

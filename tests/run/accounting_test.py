@@ -132,8 +132,18 @@ def test_full_holds_what_was_generated_to_be_replaced():
   assert full == compute().full(2, 50) + more
 
 
+def computed(micro_batches, width=12):
+  """What a learner counts of these full micro-batches."""
+  rows = micro_batches * BATCH.micro_batch
+  return {
+    "computed_rows": rows,
+    "computed_tokens": rows * width,
+    "computed_keys": rows * width**2,
+  }
+
+
 def test_spent_is_what_the_programs_compute():
-  totals = Totals(decode_steps=9, prefilled_rows=4, micro_batches=4)
+  totals = Totals(decode_steps=9, prefilled_rows=4, **computed(4))
   generated = forward_by_hand(20, 5, 4) + forward_by_hand(9 * 11, 12, 9 * 11)
   trained = 3 * forward_by_hand(4 * 2 * 12, 12, 4 * 2 * 11)
   assert compute().spent_on_generation(totals) == generated
@@ -141,19 +151,21 @@ def test_spent_is_what_the_programs_compute():
   assert compute().spent(totals) == generated + trained
 
 
-def test_packed_rows_cost_their_own_width():
+def test_rows_cost_their_own_width_and_full_is_what_was_asked_for():
+  wide, narrow = computed(4, 31), computed(2, 7)
+  rows = {name: wide[name] + narrow[name] for name in wide}
+  spent = compute().spent_on_training(Totals(**rows))
+  by_hand = forward_by_hand(8 * 31, 31, 8 * 30) + forward_by_hand(28, 7, 24)
+  assert spent == pytest.approx(3 * by_hand, rel=1e-12)
   batch = dataclasses.replace(BATCH, packing=31)
-  spent = compute(batch).spent_on_training(Totals(micro_batches=4))
-  rows = 4 * BATCH.micro_batch
-  assert spent == 3 * forward_by_hand(rows * 31, 31, rows * 30)
   assert compute(batch).full(2, 50) == compute().full(2, 50)
 
 
 def test_flops_of_parts_add_up():
   # So that differences of counters may be given as well as counters.
-  first = Totals(decode_steps=3, prefilled_rows=2, micro_batches=1)
-  rest = Totals(decode_steps=6, prefilled_rows=3, micro_batches=5)
-  both = Totals(decode_steps=9, prefilled_rows=5, micro_batches=6)
+  first = Totals(decode_steps=3, prefilled_rows=2, **computed(1))
+  rest = Totals(decode_steps=6, prefilled_rows=3, **computed(5))
+  both = Totals(decode_steps=9, prefilled_rows=5, **computed(6))
   made = compute()
   assert made.spent(first) + made.spent(rest) == made.spent(both)
   assert made.full(2, 41) + made.full(3, 67) == made.full(5, 108)
@@ -161,7 +173,7 @@ def test_flops_of_parts_add_up():
 
 def test_only_counters_count():
   # Not the clock, not what was generated ahead, not the filter.
-  totals = Totals(decode_steps=9, prefilled_rows=4, micro_batches=4)
+  totals = Totals(decode_steps=9, prefilled_rows=4, **computed(4))
   later = dataclasses.replace(
     totals, train_seconds=7.0, skipped_steps=3, generated_tokens=11, chunks=2
   )
@@ -171,7 +183,7 @@ def test_only_counters_count():
 def test_training_spent_is_full_when_nothing_is_dropped():
   step, made = 5, compute()
   whole = step * BATCH.completions // BATCH.micro_batch
-  spent = made.spent_on_training(Totals(micro_batches=whole))
+  spent = made.spent_on_training(Totals(**computed(whole)))
   asked = accounting.training_flops(
     MODEL, vocab_size=VOCAB, rows=step * BATCH.completions, row_tokens=12
   )

@@ -92,6 +92,11 @@ def test_packed_rows_and_chunks_are_told():
   assert wider > 2.5 * plain
 
 
+def test_narrower_micro_batches_are_told():
+  told = "\n".join(_plan(vary(TINY, batch={"width_buckets": 3})).lines())
+  assert "8 rows x 12 tokens or 8 x 8 or 16 x 4, all with logits" in told
+
+
 def test_what_no_device_shares_is_named():
   meshes = _apart(2, tensor=1, fsdp=2)
   odd = vary(TINY, model={"width": 15})

@@ -92,6 +92,9 @@ class Bench:
     totals.prompt_tokens += 20
     totals.trained_tokens += 50
     totals.micro_batches += 2
+    totals.computed_rows += 16
+    totals.computed_tokens += 16 * 12
+    totals.computed_keys += 16 * 12**2
     totals.train_seconds += self.second
     self.pipeline.learner_watch.busy_seconds += 0.25 * self.second
     self.pipeline.sampler_watch.busy_seconds += 0.75 * self.second

@@ -1,0 +1,84 @@
+"""Rows of like length in micro-batches of their own width, compiled once.
+
+A micro-batch has a budget of tokens: `batch.micro_batch` rows of full width,
+or more rows of a smaller one. How many of each width a batch needs is data.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+class Bucket(NamedTuple):
+  """One shape of micro-batch."""
+
+  width: int  # tokens of a row
+  rows: int  # rows of a micro-batch
+
+
+def make_buckets(
+  width: int, count: int, *, micro_batch: int, rows: int
+) -> tuple[Bucket, ...]:
+  """Micro-batches of up to `count` evenly spaced widths, the widest first.
+
+  Each holds as many whole multiples of `micro_batch` rows as its width leaves
+  room for: rows · wᵢ ≤ micro_batch · width, and at most the batch's rows.
+
+  Args:
+    width: T, tokens of a full row.
+    count: N; widths are ⌈T·i / N⌉, i = N .. 1, equal ones once.
+    micro_batch: rows of full width that are computed together.
+    rows: B, a multiple of `micro_batch`.
+
+  Returns:
+    Strictly narrower from one to the next.
+
+  Example:
+    >>> make_buckets(10, 3, micro_batch=2, rows=12)
+    (Bucket(width=10, rows=2), Bucket(width=7, rows=2), Bucket(width=4, rows=4))
+  """
+  widths = sorted({-(-width * i // count) for i in range(1, count + 1)})
+  return tuple(
+    Bucket(w, micro_batch * min(width // w, rows // micro_batch))
+    for w in reversed(widths)
+  )
+
+
+def row_lengths(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:
+  """Tokens of each row up to its last one; 0 for a row of padding alone."""
+  place = jnp.arange(1, segment_ids.shape[1] + 1, dtype=jnp.int32)
+  return jnp.max(jnp.where(segment_ids != 0, place, 0), axis=1)
+
+
+def fill_buckets(
+  lengths: Int[Array, " B"],
+  keep: Bool[Array, " B"],
+  buckets: tuple[Bucket, ...],
+) -> tuple[Int[Array, " M"], tuple[Int[Array, ""], ...]]:
+  """Which rows go where: the widest first, its last micro-batch filled up
+  with narrower ones.
+
+  Args:
+    lengths: tokens of each row.
+    keep: rows that are computed at all.
+    buckets: from `make_buckets`; the first one is as wide as the longest row.
+
+  Returns:
+    Row numbers, kept ones first and wide before narrow, each in the batch's
+    order, then what is not computed, padded with 0 so that a micro-batch may
+    begin at any kept row; and how many micro-batches of each bucket run, one
+    after the other along these numbers.
+  """
+  narrow = jnp.stack([lengths <= bucket.width for bucket in buckets])
+  bucket = narrow.sum(axis=0, dtype=jnp.int32) - 1  # the narrowest that holds
+  bucket = jnp.where(keep, bucket, len(buckets))
+  order = jnp.argsort(bucket, stable=True)
+  counts, first = [], jnp.int32(0)
+  for number, (_, rows) in enumerate(buckets):
+    end = (bucket <= number).sum(dtype=jnp.int32)
+    count = jnp.maximum(end - first + rows - 1, 0) // rows
+    counts.append(count)
+    first += count * rows
+  longest = max(bucket.rows for bucket in buckets)
+  return jnp.pad(order, (0, longest)), tuple(counts)
