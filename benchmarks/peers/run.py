@@ -184,7 +184,11 @@ def start(
     f"--dtype={engine.dtype}",
     f"--workloads={','.join(w for w in wanted if w in engine.workloads)}",
   ]
-  paths = {"PYTHONPATH": str(environments.ROOT), "JAX_PLATFORMS": "cpu"}
+  paths = {
+    "PYTHONPATH": str(environments.ROOT),
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+  }
   if engine.environment is not None:
     paths["PYTHONPATH"] = ""  # a peer finds nothing of ours
   return Running(name, command, {**paths, **variables}, folder / f"{name}.log")

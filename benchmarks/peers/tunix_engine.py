@@ -148,8 +148,7 @@ def stepped(checkpoint: str, dtype):
     devices=jax.devices()[:1],
     axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )
-  with mesh:
-    model = load(checkpoint, dtype, mesh)
+  model = load(checkpoint, dtype, mesh)
   cluster = rl_cluster.RLCluster(
     actor=model,
     tokenizer=Numbers(),
@@ -176,7 +175,8 @@ def stepped(checkpoint: str, dtype):
         temperature=1.0,
         top_p=1.0,
         return_logprobs=True,
-        seed=jax.random.PRNGKey(0),
+        # No seed: the sampler donates the key it is given, so that a second
+        # step would find it deleted.
       ),
     ),
   )
