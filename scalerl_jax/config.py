@@ -104,10 +104,17 @@ class RunConfig:
   early_stop_gain: float = 0.0
   early_stop_confidence: float = 0.95
   wandb_project: str = ""  # metrics go to Weights & Biases too; empty: not
+  trace_steps: int = 20  # first steps whose timeline is kept; 0: none
 
   def __post_init__(self):
     _check_types("run", self)
     _positive("run", {"steps": self.steps})
+    _check(
+      self.trace_steps >= 0,
+      "run.trace_steps",
+      "at least 0, 0 for no timeline",
+      self.trace_steps,
+    )
     _choice("run.forecast_axis", self.forecast_axis, COMPUTE_AXES)
     _check(
       0.0 < self.forecast_level < 1.0,

@@ -41,6 +41,7 @@ OUTSIDE = [
   ("run.steps", (0, -3), {}, "above 0"),
   ("run.forecast_axis", ("", "flops", "STEP"), {}, "one of step, "),
   ("run.early_stop_gain", (-0.1, 1.0, NAN), {}, "in [0, 1), 0 to run"),
+  ("run.trace_steps", (-1,), {}, "at least 0, 0 for no timeline"),
   ("run.early_stop_confidence", (0.4, 1.0, NAN), {}, "in [0.5, 1)"),
   ("run.forecast_level", (0.0, 1.0, 1.5, -0.1, NAN), {}, "inside (0, 1)"),
   (

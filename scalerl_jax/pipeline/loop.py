@@ -6,16 +6,17 @@ judges completions and publishes weights between chunks.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from scalerl_jax.config import SCHEDULES, LengthConfig, SamplerConfig
+from scalerl_jax.config import SCHEDULES, LengthConfig
 from scalerl_jax.data.curriculum import PromptStream
 from scalerl_jax.data.tasks import Task
-from scalerl_jax.learning.batching import counted_rows, make_batch
+from scalerl_jax.learning.batching import make_batch
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.pipeline.clock import LogicalClock
 from scalerl_jax.pipeline.events import (
@@ -24,21 +25,25 @@ from scalerl_jax.pipeline.events import (
   Totals,
   batch_metrics,
 )
+from scalerl_jax.pipeline.groups import Groups
 from scalerl_jax.pipeline.journal import Journal
+from scalerl_jax.pipeline.judging import Judging
 from scalerl_jax.pipeline.refill import Refill
 from scalerl_jax.pipeline.schedule import StalenessLedger
 from scalerl_jax.pipeline.stopwatch import Stopwatch
-from scalerl_jax.pipeline.store import RolloutStore, Scored
+from scalerl_jax.pipeline.store import Scored
+from scalerl_jax.pipeline.timeline import Timeline
 from scalerl_jax.pipeline.transport import Transport
-from scalerl_jax.sampling.sampler import (
-  Finished,
-  Group,
-  Sampler,
-  empty_rollout,
-)
-from scalerl_jax.types import FinishReason, Rollout, RunState
+from scalerl_jax.sampling.sampler import Finished, Sampler
+from scalerl_jax.types import RunState
 
 POLL_SECONDS = 5e-4
+# Why the learner has no batch, by what the ledger says.
+_WAITS = {
+  "queue": "too few finished groups",
+  "oldest": "waits for an old group",
+  None: "the run is done",
+}
 
 
 class Pipeline:
@@ -60,6 +65,7 @@ class Pipeline:
     chunks_per_step: logical schedule: chunks between an update's start and
       its publication.
     journal: where the schedule is written, if anywhere.
+    timeline: where what ran when is written, if anywhere.
   """
 
   def __init__(
@@ -76,28 +82,41 @@ class Pipeline:
     length: LengthConfig = LengthConfig(),
     refill_limit: int = 0,
     journal: Journal | None = None,
+    timeline: Timeline | None = None,
   ):
     if schedule not in SCHEDULES:
       raise ValueError(
         f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}"
       )
-    self.task, self.stream = task, stream
+    self.stream = stream
     self.sampler, self.learner = sampler, learner
     self.transport, self.ledger = transport, ledger
     self.journal = journal
-    self._length, self._refill = length, Refill(refill_limit)
+    self._length = length
     self.clock = (
       LogicalClock(chunks_per_step) if schedule == "logical" else None
     )
-    self.store = RolloutStore(
-      ledger.capacity, no_rollout(sampler.group_size, sampler.config)
-    )
     self.totals = Totals()
-    self.admitted = 0
     self.events = 0  # journal lines of the state that the run goes on from
-    self.learner_watch = Stopwatch("learner")
-    self.sampler_watch = Stopwatch("sampler")
-    self._prompts = {prompt.uid: prompt for prompt in task.train}
+    self.timeline = timeline = timeline or Timeline(None)
+    self.learner_watch = Stopwatch("learner", timeline)
+    self.sampler_watch = Stopwatch("sampler", timeline)
+    self.weights_watch = Stopwatch("weights", timeline)
+    self.judging = Judging(task, beside=self.clock is None, timeline=timeline)
+    self.groups = Groups(
+      stream=stream,
+      ledger=ledger,
+      transport=transport,
+      judging=self.judging,
+      refill=Refill(refill_limit),
+      totals=self.totals,
+      length=length,
+      sampler=sampler.config,
+      group_size=sampler.group_size,
+      write=self._write,
+    )
+    self.store = self.groups.store
+    self._prefilling = 0  # rows that the device was given and has not told of
     self._pending: dict[str, Any] = {}  # host metrics of the running update
     self._examples: list[Scored] = []
     self._on_step: Callable[[StepEvent], None] = lambda event: None
@@ -106,7 +125,7 @@ class Pipeline:
     self._chunk_in_air = False
     self._ended: Finished | None = None
     self._resumed_at = 0.0
-    self._published = False
+    self._published = self._running = False
 
   def run(
     self,
@@ -126,9 +145,10 @@ class Pipeline:
     self._on_step, self._pauses_at = on_step, pauses_at
     self._should_stop = should_stop
     self._resumed_at = time.perf_counter()
-    if not self._published:
-      self.publish_weights()
+    self._running = True
     try:
+      if not self._published:
+        self.publish_weights()
       while not self.ledger.done:
         self._collect()
         if self._due():
@@ -139,10 +159,14 @@ class Pipeline:
         self._advance_sampler()
         self._score()
         self._check_alive()
+      self.groups.file(wait=True)
+      self.weights_watch.stop()
     finally:
       self._count_seconds()
-      self.learner_watch.close()
-      self.sampler_watch.close()
+      self._running = False
+      self.judging.close()
+      for watch in (self.learner_watch, self.sampler_watch, self.weights_watch):
+        watch.close()
 
   @property
   def _idle(self) -> bool:
@@ -163,17 +187,26 @@ class Pipeline:
     while self.clock is None and not self.sampler.ready:
       # The wall schedule does not let the learner wait for a chunk's end.
       # A stop needs a moment without an update.
-      pause = self._should_stop() or self._pauses_at(self.ledger.version + 1)
+      stop = self._should_stop()
+      pause = stop or self._pauses_at(self.ledger.version + 1)
       if self.learner.running and self.learner.ready and not pause:
         self._finish_update()
         self._start_update()
+      if self.judging.ready:
+        self.groups.file()
+        if not stop:
+          self._start_update()
       time.sleep(POLL_SECONDS)
-    steps, drawn = self.sampler.chunk_stats()
-    self.sampler_watch.stop()
+    with self.timeline.span("wait for the chunk"):
+      steps, drawn = self.sampler.chunk_stats()
+      self.sampler_watch.stop(steps=steps, tokens=drawn)
     self._chunk_in_air = False
     self.totals.decode_steps += steps
     self.totals.drawn_tokens += drawn
-    ended = self.sampler.finished()
+    self.totals.prefilled_rows += self._prefilling
+    self._prefilling = 0
+    with self.timeline.span("read"):
+      ended = self.sampler.finished()
     if ended is not None:
       self.totals.generated_tokens += int(ended.length.sum())
       self._ended = ended
@@ -183,86 +216,34 @@ class Pipeline:
     version, params = self.transport.fetch()
     count = min(self.ledger.admissible(), self.sampler.room)
     if count:
-      groups = []
-      for prompt, visit in self.stream.next(count):
-        first_sample = visit * self.sampler.group_size
-        group = Group(self.admitted, prompt.uid, first_sample, prompt.tokens)
-        self.store.in_flight[group.index] = empty_rollout(
-          group, self.sampler.group_size, self.sampler.config
-        )
-        self.ledger.admit(group.index, version)
-        self.totals.prompt_tokens += len(prompt.tokens)
-        self._write(
-          "admit",
-          group=group.index,
-          uid=prompt.uid,
-          first_sample=first_sample,
-          version=version,
-        )
-        self.admitted += 1
-        groups.append(group)
-      self.totals.prefilled_rows += self.sampler.insert(params, version, groups)
+      groups = self.groups.admit(count, version)
+      began = time.perf_counter()
+      self._prefilling += self.sampler.insert(params, version, groups)
+      # A copy, for the chunk is given the slots to write into.
+      inserted = jnp.copy(self.sampler.state.active)
+      self.sampler_watch.start(
+        inserted, "prefill", began, prompts=count, version=version
+      )
     if self.sampler.busy:
+      began = time.perf_counter()
       self.sampler.start_chunk(params, version)
-      self.sampler_watch.start(self.sampler.chunk_arrays)
+      self.sampler_watch.start(
+        self.sampler.chunk_arrays, "chunk", began, version=version
+      )
       self._chunk_in_air = True
       self.totals.chunks += 1
       self.totals.waits_for_oldest += self.ledger.blocked_on() == "oldest"
       self._write("chunk", version=version)
+    else:
+      self.sampler_watch.idle("nothing may start before a publication")
 
   def _score(self) -> None:
-    """Judges groups whose completions have all ended, on 0/1 correctness."""
-    self._settle()
-    indices = self.store.complete()
-    if not indices:
-      return
-    rollouts = [self.store.in_flight.pop(index) for index in indices]
-    self._check_finite(indices, rollouts)
-    tokens = np.concatenate([r.tokens for r in rollouts])
-    lengths = np.concatenate([r.length for r in rollouts])
-    finish = np.concatenate([r.finish for r in rollouts])
-    prompts = [
-      self._prompts[int(r.uid)]
-      for r in rollouts
-      for _ in range(self.sampler.group_size)
-    ]
-    texts = self.task.tokenizer.decode_batch(tokens, lengths)
-    given_up = self.task.timeouts
-    correct = self.task.verify_batch(
-      prompts, texts, finish == FinishReason.EOS
-    ).astype(np.int32)
-    self.totals.verifier_timeouts += self.task.timeouts - given_up
-    rows = correct.reshape(len(indices), -1)
-    for index, rollout, row in zip(indices, rollouts, rows, strict=True):
-      self.stream.record(int(rollout.uid), int(row.sum()), row.size)
-      counted = counted_rows(rollout.finish, self._length)
-      if self._refill.replaces(row, counted):
-        self._discard(index, rollout)
-      else:
-        self.transport.put(Scored(index, rollout, row))
-    while (scored := self.transport.get()) is not None:
-      self.store.queued[scored.index] = scored
-      self.ledger.finish(scored.index)
-
-  def _discard(self, index: int, rollout: Rollout) -> None:
-    """Forgets a group; the ledger lets another one in its place."""
-    self.ledger.discard(index)
-    self.totals.discarded_groups += 1
-    self.totals.discarded_tokens += int(rollout.length.sum())
-    self._write("discard", group=index)
-
-  def _check_finite(
-    self, indices: Sequence[int], rollouts: Sequence[Rollout]
-  ) -> None:
-    """Tokens drawn from logits that are not finite may not even be tokens."""
-    if not all(np.isfinite(r.behavior_logps).all() for r in rollouts):
-      drawn = [
-        Scored(index, rollout, np.zeros_like(rollout.length))
-        for index, rollout in zip(indices, rollouts, strict=True)
-      ]
-      raise NonFiniteError(
-        self.ledger.version, "log-probs of sampled tokens", drawn
-      )
+    """Files what ended and has whole groups judged."""
+    with self.timeline.span("file"):
+      self._settle()
+      self.groups.judge()
+      # Where neither side works, verdicts are all there is to wait for.
+      self.groups.file(not self._chunk_in_air and not self.learner.running)
 
   def _settle(self) -> None:
     """Files what ended: after the next chunk was dispatched, so that the
@@ -277,12 +258,15 @@ class Pipeline:
       return
     indices = self.ledger.next_batch()
     if indices is None:
+      self.learner_watch.idle(_WAITS[self.ledger.blocked_on()])
       return
     staleness = self.ledger.take(indices)
-    scored = [self.store.queued.pop(index) for index in indices]
-    self._refill.next_batch()
+    scored = self.groups.take(indices)
     # Where the update will run: the sampler's device is busy with a chunk.
-    with jax.default_device(self.learner.mesh.devices.flat[0]):
+    with (
+      self.timeline.span("collate"),
+      jax.default_device(self.learner.mesh.devices.flat[0]),
+    ):
       batch = make_batch(
         [s.rollout for s in scored],
         np.stack([s.correct for s in scored]),
@@ -293,16 +277,22 @@ class Pipeline:
     self._pending["retired_share"] = self.stream.retired_share
     self._examples = scored
     self.totals.trained_tokens += self._pending["batch_tokens"]
-    self.learner.start(batch)
-    self.learner_watch.start(self.learner.metrics_arrays)
+    began = time.perf_counter()
+    with self.timeline.span("dispatch the update"):
+      self.learner.start(batch)
+    step = self.ledger.version + 1
+    self.learner_watch.start(
+      self.learner.metrics_arrays, "update", began, step=step
+    )
     if self.clock is not None:
       self.clock.start_update(self.totals.chunks)
     self._write("update", step=self.ledger.version, groups=indices)
 
   def _finish_update(self) -> None:
     """Waits for the update, publishes its weights and tells the run."""
-    metrics = self.learner.collect()
-    self.learner_watch.stop()
+    with self.timeline.span("wait for the update"):
+      metrics = self.learner.collect()
+      self.learner_watch.stop(micro_batches=int(metrics["micro_batches"]))
     if self.clock is not None:
       self.clock.publish()
     if not all(np.isfinite(metrics[n]) for n in ("loss", "gradient_norm")):
@@ -315,21 +305,31 @@ class Pipeline:
     self.publish_weights()
     self.totals.skipped_steps += int(metrics["skipped"])
     self.totals.count_computed(metrics)
+    step = self.ledger.version
+    if self._pauses_at(step):
+      self.groups.file(wait=True)
     self._count_seconds()
-    self._on_step(
-      StepEvent(
-        step=self.ledger.version,
-        metrics={**self._pending, **metrics},
-        totals=self.totals,
-        examples=self._examples,
+    self.timeline.step()
+    with self.timeline.span("step boundary", step=step):
+      self._on_step(
+        StepEvent(
+          step=step,
+          metrics={**self._pending, **metrics},
+          totals=self.totals,
+          examples=self._examples,
+        )
       )
-    )
     self._resumed_at = time.perf_counter()
 
   def publish_weights(self) -> None:
     """Makes the learner's weights the ones that are sampled from."""
     version = self.ledger.version
-    self.transport.publish(version, self.learner.state.params)
+    self.weights_watch.stop()
+    began = time.perf_counter()
+    with self.timeline.span("dispatch the publication"):
+      arrays = self.transport.publish(version, self.learner.state.params)
+    if self._running:
+      self.weights_watch.start(arrays, "publish", began, version=version)
     self._published = True
     self._write("publish", version=version)
 
@@ -357,6 +357,7 @@ class Pipeline:
     if self.learner.running or self._chunk_in_air:
       raise ValueError("the state is whole at a step boundary only")
     self._settle()
+    self.groups.file(wait=True)
     counters = {
       name: np.asarray(value)
       for name, value in dataclasses.asdict(self.totals).items()
@@ -371,9 +372,9 @@ class Pipeline:
       stream=self.stream.state(),
       counters={
         **counters,
-        "admitted": np.asarray(self.admitted),
+        "admitted": np.asarray(self.groups.admitted),
         "events": np.asarray(self.journal.events if self.journal else 0),
-        "replaced": np.asarray(self._refill.replaced),
+        "replaced": np.asarray(self.groups.refill.replaced),
       },
     )
 
@@ -387,14 +388,9 @@ class Pipeline:
     self.ledger.load_state_dict(state["ledger"])
     self.stream.restore(state["stream"])
     counters = {name: v.item() for name, v in state["counters"].items()}
-    self.admitted = counters.pop("admitted")
+    self.groups.admitted = counters.pop("admitted")
     self.events = counters.pop("events")
-    self._refill.replaced = counters.pop("replaced")
-    self.totals = Totals(**counters)
+    self.groups.refill.replaced = counters.pop("replaced")
+    for name, value in counters.items():
+      setattr(self.totals, name, value)
     self.publish_weights()
-
-
-def no_rollout(group_size: int, config: SamplerConfig) -> Any:
-  """A rollout of nobody, for shapes."""
-  group = Group(0, 0, 0, np.zeros((0,), np.int32))
-  return empty_rollout(group, group_size, config)

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.sampling.sampler import RECORDED, Finished
+from scalerl_jax.config import SamplerConfig
+from scalerl_jax.sampling.sampler import (
+  RECORDED,
+  Finished,
+  Group,
+  empty_rollout,
+)
 from scalerl_jax.types import FinishReason, Rollout
 
 EMPTY, IN_FLIGHT, QUEUED = 0, 1, 2
@@ -92,3 +98,9 @@ class RolloutStore:
         self.queued[index] = Scored(
           index, rollout, np.array(state["correct"][place])
         )
+
+
+def no_rollout(group_size: int, config: SamplerConfig) -> Any:
+  """A rollout of nobody, for shapes."""
+  group = Group(0, 0, 0, np.zeros((0,), np.int32))
+  return empty_rollout(group, group_size, config)

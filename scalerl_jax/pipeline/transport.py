@@ -18,8 +18,12 @@ from scalerl_jax.pipeline.store import Scored
 class Transport(Protocol):
   """What the loop needs of a transport, whatever carries it."""
 
-  def publish(self, version: int, params: nnx.State) -> None:
-    """Stages a whole version; never an array that a later step donates."""
+  def publish(self, version: int, params: nnx.State) -> Any:
+    """Stages a whole version; never an array that a later step donates.
+
+    Returns:
+      Arrays that are ready when it has arrived, or None: only timed.
+    """
     ...
 
   def fetch(self) -> tuple[int, nnx.State]:
@@ -48,7 +52,7 @@ class InProcess:
     self._staged: tuple[int, nnx.State] | None = None
     self._groups: collections.deque[Scored] = collections.deque()
 
-  def publish(self, version: int, params: nnx.State) -> None:
+  def publish(self, version: int, params: nnx.State) -> nnx.State:
     # Copied first: to an equal sharding `device_put` returns the same array,
     # and the next train step would donate what the sampler reads. In the
     # sampler's dtype already, so that no more bytes cross than it reads.
@@ -58,7 +62,9 @@ class InProcess:
       copied = jax.tree.map(
         lambda x, dtype: jnp.array(x, dtype), params, self._dtypes
       )
-    self._staged = version, jax.device_put(copied, self._shardings)
+    staged = jax.device_put(copied, self._shardings)
+    self._staged = version, staged
+    return staged
 
   def fetch(self) -> tuple[int, nnx.State]:
     if self._staged is None:

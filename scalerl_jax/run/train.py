@@ -28,9 +28,11 @@ from scalerl_jax.models.policy import with_head_dtype
 from scalerl_jax.models.sharding import make_mesh, shardings_on
 from scalerl_jax.pipeline.events import NonFiniteError, StepEvent
 from scalerl_jax.pipeline.journal import Journal
-from scalerl_jax.pipeline.loop import Pipeline, no_rollout
+from scalerl_jax.pipeline.loop import Pipeline
 from scalerl_jax.pipeline.phases import PhaseLedger
 from scalerl_jax.pipeline.schedule import StalenessLedger
+from scalerl_jax.pipeline.store import no_rollout
+from scalerl_jax.pipeline.timeline import Timeline
 from scalerl_jax.pipeline.transport import InProcess, Transport
 from scalerl_jax.run.checkpoint import Checkpoints
 from scalerl_jax.run.evaluate import Evaluator
@@ -193,6 +195,10 @@ class Run:
       meshes.generator,
       self.interruption,
     )
+    steps = config.run.trace_steps
+    self.timeline = Timeline(
+      self.workdir / "trace.json" if steps else None, steps=steps
+    )
     self.pipeline = Pipeline(
       task=task,
       stream=PromptStream(
@@ -209,6 +215,7 @@ class Run:
       chunks_per_step=config.pipeline.chunks_per_step,
       length=config.length,
       refill_limit=refill_limit(config),
+      timeline=self.timeline,
     )
     self._restore()
     if not self.pipeline.ledger.done:
@@ -341,6 +348,7 @@ class Run:
 
   def _close(self) -> None:
     self.writer.close()
+    self.timeline.close()
     if self.pipeline.journal is not None:
       self.pipeline.journal.close()
     self.checkpoints.close()

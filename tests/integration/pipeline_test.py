@@ -249,7 +249,7 @@ def _check_complete(run):
   assert [event["group"] for event in admits] == expected
   assert sorted(scored.index for scored in run.transport.scored) == expected
   assert sorted(scored.index for scored in trained) == expected
-  assert run.pipeline.admitted == STEPS * P
+  assert run.pipeline.groups.admitted == STEPS * P
   # Prompts: each as often as any other, give or take one, and no sample twice.
   names = [(event["uid"], event["first_sample"]) for event in admits]
   assert len(set(names)) == len(names)

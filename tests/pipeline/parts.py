@@ -187,6 +187,7 @@ def make_pipeline(
   journal=None,
   trainer=1,
   refill_limit=0,
+  timeline=None,
 ):
   """A new pipeline over parts that are as new; `trainer`: its device."""
   learner, learner_new = learning(trainer)
@@ -205,6 +206,7 @@ def make_pipeline(
     chunks_per_step=chunks_per_step,
     journal=journal,
     refill_limit=refill_limit,
+    timeline=timeline,
   )
 
 

@@ -1,5 +1,6 @@
 """The stopwatch: waits for each piece of work, carries errors, ends."""
 
+import json
 import threading
 import time
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.pipeline.stopwatch import Stopwatch
+from scalerl_jax.pipeline.timeline import Timeline
 
 
 def _threads(name):
@@ -70,14 +72,52 @@ def test_pieces_are_added_and_none_twice():
   watch.close()
 
 
-def test_a_next_piece_ends_the_last_one():
-  watch = Stopwatch("next")
-  first, second = _Work(), _Work()
-  first.done.set()
-  watch.start(first)
-  watch.start(second)
-  assert watch.busy_seconds > 0.0
-  second.done.set()
+def test_a_piece_starts_where_the_one_before_it_ended(tmp_path):
+  timeline = Timeline(tmp_path / "trace.json")
+  watch = Stopwatch("sampler", timeline)
+  works = [_Work() for _ in range(4)]
+  before = time.perf_counter()
+  for n, work in enumerate(works[:3]):
+    watch.start(work, f"piece {n}", told=n)
+  for work in works:
+    time.sleep(0.002)
+    work.done.set()
+  watch.stop(last=True)
+  ended = time.perf_counter()
+  assert watch.busy_seconds <= ended - before
+  time.sleep(0.002)
+  watch.idle("a reason")
+  watch.start(works[3], "after a pause")
+  watch.stop()
+  timeline.close()
+  watch.close()
+  spans = [
+    event
+    for event in json.loads((tmp_path / "trace.json").read_text())
+    if event["ph"] == "X"
+  ]
+  assert [span["name"] for span in spans] == [
+    *("piece 0", "piece 1", "piece 2", "idle", "after a pause")
+  ]
+  ends = [span["ts"] + span["dur"] for span in spans]
+  starts = [span["ts"] for span in spans]
+  np.testing.assert_allclose(starts[1:], ends[:-1], atol=0.01)
+  busy = sum(s["dur"] for s in spans if s["name"] != "idle")
+  np.testing.assert_allclose(busy, 1e6 * watch.busy_seconds, atol=0.01)
+  assert [span["args"] for span in spans] == [
+    *({"told": 0}, {"told": 1}, {"told": 2, "last": True}),
+    *({"reason": "a reason"}, {}),
+  ]
+  assert spans[3]["dur"] >= 2000.0
+  assert watch.pieces == 4
+
+
+def test_work_begins_when_it_is_said_to(tmp_path):
+  watch, work = Stopwatch("learner"), _Work()
+  work.done.set()
+  watch.start(work, began=time.perf_counter() - 1.0)
+  watch.stop()
+  assert 1.0 <= watch.busy_seconds < 31.0
   watch.close()
 
 

@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scalerl_jax.config import SamplerConfig
 from scalerl_jax.models.generator import weight_dtypes
 from scalerl_jax.models.sharding import make_mesh, shardings_on
-from scalerl_jax.pipeline.loop import no_rollout
-from scalerl_jax.pipeline.store import Scored
+from scalerl_jax.pipeline.store import Scored, no_rollout
 from scalerl_jax.pipeline.transport import InProcess, Transport
 from tests.helpers import SHAPE, moved, small_policy
 
