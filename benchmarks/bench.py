@@ -2,7 +2,7 @@
 
 One JSON line a figure, with the machine's measured matmul peak beside it.
 Sampling and learning run in a process of their own, pinned to one core and
-single-threaded, at the quickstart's 0.10 M shape; overlap uses two cores.
+single-threaded, at the quickstart's 0.10 M shape; the rest uses two cores.
 A rate is that of the fastest repeat, as the peak is (what else runs on the
 host only ever slows one down); the median and the slowest stand beside it.
 Run it on a quiet machine: a timing made beside another job is worthless.
@@ -346,15 +346,16 @@ def memory_growth() -> None:
       policy=graph, warp=(), eos_ids=(2,), group_size=8, chunk=config.chunk
     )
     step = functools.partial(decode_chunk, settings=settings)
+    state = made.state_dict()["slots"]  # as wide as it can become
     found = (
       jax.jit(step, donate_argnums=2)
-      .lower(params, np.int32(0), made.state)
+      .lower(params, np.int32(0), state)
       .compile()
       .memory_analysis()
     )
     assert found is not None, "the backend tells no memory"
-    state = sum(x.nbytes for x in jax.tree.leaves(made.state))
-    return (state + found.temp_size_in_bytes) / (slots * columns)
+    held = sum(x.nbytes for x in jax.tree.leaves(state))
+    return (held + found.temp_size_in_bytes) / (slots * columns)
 
   tell(
     "memory_growth",
@@ -372,8 +373,8 @@ def memory_growth() -> None:
   )
 
 
-def overlap() -> None:
-  """Asynchronous step time over the larger of generation and training time.
+def quickstart() -> None:
+  """The recipe's step time over the larger of generation and training time.
 
   All three from the same run of the quickstart's recipe under the wall
   schedule, after its first steps.
@@ -403,7 +404,7 @@ def overlap() -> None:
     for side in ("sampler", "learner")
   }
   tell(
-    "overlap",
+    "quickstart",
     step_over_larger_side=step / max(busy.values()),
     step_over_sum_of_sides=step / sum(busy.values()),
     step_seconds=step / len(lines),
@@ -413,11 +414,19 @@ def overlap() -> None:
   )
 
 
+def overlap() -> None:
+  """Asynchronous against synchronous at equal and at unequal halves."""
+  from benchmarks import overlap as both
+
+  both.overlap(tell)
+
+
 def main() -> None:
   """All figures, each in its own process."""
   cores = list(range(visible_cores()))
   run_alone("sampling", cores[:1])
   run_alone("learning", cores[:1])
+  run_alone("quickstart", cores[:2])
   run_alone("overlap", cores[:2])
   run_alone("memory", cores[:1])
   run_alone("memory_growth", cores[:1])
@@ -428,6 +437,7 @@ if __name__ == "__main__":
     {
       "sampling": sampling,
       "learning": learning,
+      "quickstart": quickstart,
       "overlap": overlap,
       "memory": memory,
       "memory_growth": memory_growth,

@@ -216,17 +216,20 @@ class Pipeline:
     version, params = self.transport.fetch()
     count = min(self.ledger.admissible(), self.sampler.room)
     if count:
-      groups = self.groups.admit(count, version)
+      with self.timeline.span("admit", groups=count):
+        groups = self.groups.admit(count, version)
       began = time.perf_counter()
-      self._prefilling += self.sampler.insert(params, version, groups)
-      # A copy, for the chunk is given the slots to write into.
-      inserted = jnp.copy(self.sampler.state.active)
+      with self.timeline.span("dispatch the prefill"):
+        self._prefilling += self.sampler.insert(params, version, groups)
+        # A copy, for the chunk is given the slots to write into.
+        inserted = jnp.copy(self.sampler.state.active)
       self.sampler_watch.start(
         inserted, "prefill", began, prompts=count, version=version
       )
     if self.sampler.busy:
       began = time.perf_counter()
-      self.sampler.start_chunk(params, version)
+      with self.timeline.span("dispatch the chunk"):
+        self.sampler.start_chunk(params, version)
       self.sampler_watch.start(
         self.sampler.chunk_arrays, "chunk", began, version=version
       )

@@ -1,5 +1,6 @@
 """When dispatched work really ended: one thread that waits and never starts."""
 
+import collections
 import concurrent.futures
 import dataclasses
 import time
@@ -41,8 +42,14 @@ class Stopwatch:
     self._open: list[_Piece] = []
     self._end: float | None = None  # of the last piece
     self._idle = "host"
-    self.busy_seconds = 0.0
-    self.pieces = 0
+    # Of each kind of work, by its name.
+    self.seconds: collections.Counter[str] = collections.Counter()
+    self.pieces: collections.Counter[str] = collections.Counter()
+
+  @property
+  def busy_seconds(self) -> float:
+    """Of all work that was counted."""
+    return float(sum(self.seconds.values()))
 
   def start(
     self,
@@ -96,8 +103,8 @@ class Stopwatch:
           self._name, "idle", self._end, start, reason=piece.idle
         )
     self._timeline.add(self._name, piece.work, start, ended, **piece.told)
-    self.busy_seconds += ended - start
-    self.pieces += 1
+    self.seconds[piece.work] += ended - start
+    self.pieces[piece.work] += 1
     self._end = ended
 
   def close(self) -> None:

@@ -1,4 +1,4 @@
-"""FLOPs in closed form: what a run asked for, and what its devices computed.
+"""FLOPs and bytes in closed form: what was asked for, and what devices did.
 
 A multiply-add counts as 2. Matrix products and attention are counted; norms,
 softmax, rotations and the optimiser are not (a few percent of a small model,
@@ -9,6 +9,7 @@ import math
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
 from scalerl_jax.pipeline.events import Totals
+from scalerl_jax.run.memory import parameter_count
 
 # Forward once; backward twice: gradients of the inputs and of the weights.
 TRAINING_PASSES = 3
@@ -148,6 +149,53 @@ def training_flops(
   )
 
 
+def decode_bytes(
+  model: ModelConfig,
+  *,
+  vocab_size: int,
+  steps: float,
+  slots: int,
+  columns: float,
+) -> float:
+  """Least bytes that decode steps move between memory and the device.
+
+  steps·b·(weights + 2·S·L·K·Dh·(columns + 1)): the weights once for all slots,
+  the keys and values of all columns that are computed, and those of the new
+  token. b is 4, or 2 where the body is bfloat16. Of an embedding table that
+  is not the head too, the rows of S tokens; of experts, those that S tokens
+  can reach. Activations, and copies that a layout needs, are left out: a share
+  of a bandwidth must not be above 1 by what was counted.
+
+  Args:
+    model: the architecture.
+    vocab_size: V.
+    steps: decode steps.
+    slots: S, completions that a step writes to.
+    columns: of a slot's cache that a step reads, masked ones too.
+
+  Example:
+    >>> small = ModelConfig(
+    ...   width=2,
+    ...   num_layers=1,
+    ...   num_heads=1,
+    ...   num_kv_heads=1,
+    ...   head_width=2,
+    ...   mlp_width=3,
+    ... )
+    >>> decode_bytes(small, vocab_size=5, steps=1, slots=10, columns=3)
+    840.0
+  """
+  item = 2 if model.dtype == "bfloat16" else 4
+  weights = parameter_count(model, vocab_size)
+  if not model.tied_head:
+    weights -= max(vocab_size - slots, 0) * model.width
+  reached = min(model.num_experts, slots * model.experts_per_token)
+  expert = 3 * model.width * model.expert_width
+  weights -= sum(model.sparse) * (model.num_experts - reached) * expert
+  column = 2 * model.num_layers * model.num_kv_heads * model.head_width
+  return float(steps * item * (weights + slots * column * (columns + 1)))
+
+
 class Compute:
   """A run's FLOPs from its counters alone: no clock, no sampling.
 
@@ -225,6 +273,16 @@ class Compute:
       vocab_size=self._vocab_size,
       tokens=totals.decode_steps * self._sampler.slots,
       context=self._row_tokens,
+    )
+
+  def decoded_bytes(self, totals: Totals) -> float:
+    """Least bytes that the decode steps of the generator mesh moved."""
+    return decode_bytes(
+      self._model,
+      vocab_size=self._vocab_size,
+      steps=totals.decode_steps,
+      slots=self._sampler.slots,
+      columns=self._row_tokens,
     )
 
   def spent_on_training(self, totals: Totals) -> float:

@@ -6,7 +6,7 @@ Only looks at the run; nothing here changes what is trained.
 import json
 import pathlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from scalerl_jax.pipeline.loop import Pipeline
 from scalerl_jax.run.accounting import Compute, check_share
 from scalerl_jax.run.evaluate import Evaluation, Evaluator
 from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.peaks import Peaks
 from scalerl_jax.run.progress import Progress, run_fields
 from scalerl_jax.scaling import points
 from scalerl_jax.scaling.decisions import EarlyStop, early_stop
@@ -25,6 +26,21 @@ from scalerl_jax.scaling.forecast import Forecast, forecast_from
 
 SHOWN_SAMPLES = 8  # held-out prompts whose completions are kept
 CUT_STEPS = 3  # steps of mostly truncated completions before a warning
+
+
+class Clocks(NamedTuple):
+  """What has been counted and timed so far, or between two moments."""
+
+  seconds: float  # of the loop
+  learner: float  # busy seconds
+  sampler: float
+  decode: float  # of the sampler's, without prefill
+  publish: float
+  tokens: int  # of finished completions
+  discarded: int  # of these, of groups that were replaced
+  learner_flops: float
+  sampler_flops: float
+  decode_bytes: float
 
 
 class Recorder:
@@ -40,6 +56,7 @@ class Recorder:
     devices: devices that the run holds.
     progress: the live line.
     seconds_before: wall seconds of earlier sittings.
+    peaks: what the devices do at best; None: no shares of it are told.
   """
 
   def __init__(
@@ -54,10 +71,11 @@ class Recorder:
     devices: int,
     progress: Progress,
     seconds_before: float,
+    peaks: Peaks | None = None,
   ):
     self.config, self.workdir, self.task = config, workdir, task
     self.evaluator, self.writer, self.pipeline = evaluator, writer, pipeline
-    self.devices, self.progress = devices, progress
+    self.devices, self.progress, self.peaks = devices, progress, peaks
     self._compute = Compute(
       config.model,
       config.sampler,
@@ -123,26 +141,56 @@ class Recorder:
         self._keep_samples(step, found)
         self._forecast = self._forecast_end(name, step)
 
-  def _clocks(self) -> tuple[float, float, float, int]:
-    totals = self.pipeline.totals
-    return (
-      totals.train_seconds,
-      self.pipeline.learner_watch.busy_seconds,
-      self.pipeline.sampler_watch.busy_seconds,
-      totals.generated_tokens,
+  def _clocks(self) -> Clocks:
+    pipeline, totals = self.pipeline, self.pipeline.totals
+    return Clocks(
+      seconds=totals.train_seconds,
+      learner=pipeline.learner_watch.busy_seconds,
+      sampler=pipeline.sampler_watch.busy_seconds,
+      decode=pipeline.sampler_watch.seconds["chunk"],
+      publish=pipeline.weights_watch.busy_seconds,
+      tokens=totals.generated_tokens,
+      discarded=totals.discarded_tokens,
+      learner_flops=self._compute.spent_on_training(totals),
+      sampler_flops=self._compute.spent_on_generation(totals),
+      decode_bytes=self._compute.decoded_bytes(totals),
     )
+
+  def _machine_shares(self, passed: Clocks) -> dict[str, float]:
+    """Work counted, over busy seconds, over what the devices do at best."""
+    if self.peaks is None:
+      return {}
+    return {
+      name: peak.share(name, work / seconds)
+      for name, peak, work, seconds in (
+        (
+          *("time/learner_mfu", self.peaks.learner_matmul),
+          *(passed.learner_flops, passed.learner),
+        ),
+        (
+          *("time/sampler_mfu", self.peaks.sampler_matmul),
+          *(passed.sampler_flops, passed.sampler),
+        ),
+        (
+          *("time/sampler_bandwidth_share", self.peaks.sampler_copy),
+          *(passed.decode_bytes, passed.decode),
+        ),
+      )
+      if seconds  # a side may have no work in a step
+    }
 
   def _derived(self, event: StepEvent) -> dict[str, Any]:
     """Shares and rates of a step; those that follow time are under `time/`."""
     totals, metrics = event.totals, event.metrics
     slots = self.config.sampler.slots
-    now = self._clocks()
-    seconds, learner, sampler, tokens = (
-      new - old for new, old in zip(now, self._before, strict=True)
-    )
+    now, before = self._clocks(), self._before
     self._before = now
+    passed = Clocks(*(a - b for a, b in zip(now, before, strict=True)))
+    seconds = passed.seconds
     occupancy = totals.drawn_tokens / max(totals.decode_steps * slots, 1)
-    useful = metrics["kept_tokens"] / metrics["batch_tokens"]
+    # Groups that were replaced are work that taught nothing, too.
+    judged = metrics["batch_tokens"] + passed.discarded
+    useful = metrics["kept_tokens"] / judged
     return {
       "sampler_occupancy": check_share("sampler_occupancy", occupancy),
       "useful_token_fraction": check_share("useful_token_fraction", useful),
@@ -157,9 +205,11 @@ class Recorder:
       "flops_full": self._flops_full(event.step, totals),
       "flops_spent": self._compute.spent(totals),
       "time/step_seconds": seconds,
-      "time/sampler_tokens_per_second": tokens / seconds,
-      "time/learner_idle_share": max(0.0, 1.0 - learner / seconds),
-      "time/sampler_idle_share": max(0.0, 1.0 - sampler / seconds),
+      "time/sampler_tokens_per_second": passed.tokens / seconds,
+      "time/learner_idle_share": max(0.0, 1.0 - passed.learner / seconds),
+      "time/sampler_idle_share": max(0.0, 1.0 - passed.sampler / seconds),
+      "time/publish_seconds": passed.publish,
+      **self._machine_shares(passed),
       "time/device_seconds": self._device_seconds(),
       "time/wall_seconds": self.wall_seconds(),
     }

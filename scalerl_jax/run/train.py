@@ -38,6 +38,7 @@ from scalerl_jax.run.checkpoint import Checkpoints
 from scalerl_jax.run.evaluate import Evaluator
 from scalerl_jax.run.meshes import make_meshes
 from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.peaks import Peaks, measure_peaks
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import Recorder
 from scalerl_jax.run.report import Summary, write_report
@@ -101,6 +102,7 @@ class Run:
     claim_task(self.workdir, self._task_fingerprint())
     self.task.tokenizer.store(self.workdir)
     self._stop = self._training = False
+    self.peaks: Peaks | None = None
 
   def _task_fingerprint(self) -> str:
     """Of prompts and answers, and of difficulties where they give the order."""
@@ -252,6 +254,9 @@ class Run:
     self.learner.compile(
       collate([nobody] * config.batch.prompts, zeros, zeros.astype(float))
     )
+    self.peaks = measure_peaks(
+      config, self.meshes, self.task.tokenizer.vocab_size
+    )
 
   def _train(self) -> None:
     with Progress(self.config.run.steps, "ScaleRL") as progress:
@@ -265,6 +270,7 @@ class Run:
         devices=self.meshes.devices,
         progress=progress,
         seconds_before=self._seconds_before,
+        peaks=self.peaks,
       )
       if self.task.dropped:
         limit = self.config.sampler.max_prompt_tokens

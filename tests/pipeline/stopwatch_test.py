@@ -109,7 +109,7 @@ def test_a_piece_starts_where_the_one_before_it_ended(tmp_path):
     *({"reason": "a reason"}, {}),
   ]
   assert spans[3]["dur"] >= 2000.0
-  assert watch.pieces == 4
+  assert watch.pieces["after a pause"] == 1
 
 
 def test_work_begins_when_it_is_said_to(tmp_path):

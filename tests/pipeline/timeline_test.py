@@ -127,7 +127,7 @@ def test_spans_of_a_run_do_not_overlap_and_add_up(schedule, tmp_path):
     watch = getattr(pipeline, f"{track}_watch")
     busy = [s["dur"] for s in spans[track] if s["name"] != "idle"]
     assert sum(busy) == pytest.approx(1e6 * watch.busy_seconds, abs=1.0)
-    assert len(busy) == watch.pieces
+    assert len(busy) == watch.pieces.total()
   # What they tell is what was counted.
   totals = pipeline.totals
   chunks = [s["args"] for s in spans["sampler"] if s["name"] == "chunk"]

@@ -196,3 +196,53 @@ def test_shares_pass_and_anything_else_is_refused():
   for wrong in (1.0001, 7.0, -0.01, float("nan"), float("inf")):
     with pytest.raises(ValueError, match="MFU must be a share"):
       accounting.check_share("MFU", wrong)
+
+
+# Bytes of decode steps.
+
+
+def _arrays_of_a_step(model, slots, columns):
+  """Bytes that one step touches, from arrays of a policy and its cache."""
+  policy = Policy(model, vocab_size=VOCAB, rngs=nnx.Rngs(0))
+  item = jnp.dtype(model.dtype).itemsize
+  weights = sum(x.size for x in jax.tree.leaves(nnx.state(policy)))
+  cache = jax.eval_shape(
+    lambda: policy.empty_cache(
+      prompts=3, slots=slots, prompt_tokens=5, completion_tokens=columns - 5
+    )
+  )
+  opened = jax.eval_shape(
+    lambda cache: kv_cache.open_cache(cache, unrolled=False), cache
+  )
+  read = opened.k.size + opened.v.size
+  return item * (weights + read + read // columns)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_of_a_step_are_those_of_its_arrays(dtype):
+  model = dataclasses.replace(MODEL, dtype=dtype)
+  told = accounting.decode_bytes(
+    model, vocab_size=VOCAB, steps=7, slots=11, columns=12
+  )
+  assert told == 7 * _arrays_of_a_step(model, 11, 12)
+
+
+def test_rows_of_a_table_and_experts_out_of_reach_are_not_moved():
+  untied = dataclasses.replace(MODEL, tied_head=False)
+  sparse = dataclasses.replace(
+    untied, num_experts=13, experts_per_token=2, expert_width=17
+  )
+  for slots, rows, experts in ((3, 3, 6), (200, VOCAB, 13)):
+    whole = _arrays_of_a_step(sparse, slots, 12)
+    left_out = (VOCAB - rows) * MODEL.width
+    left_out += MODEL.num_layers * (13 - experts) * 3 * MODEL.width * 17
+    told = accounting.decode_bytes(
+      sparse, vocab_size=VOCAB, steps=1, slots=slots, columns=12
+    )
+    assert told == whole - 4 * left_out
+
+
+def test_a_run_moved_the_bytes_of_its_decode_steps():
+  compute = accounting.Compute(MODEL, SAMPLER, BATCH, vocab_size=VOCAB)
+  wanted = 9 * _arrays_of_a_step(MODEL, 11, 12)
+  assert compute.decoded_bytes(Totals(decode_steps=9)) == wanted

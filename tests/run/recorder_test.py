@@ -12,6 +12,7 @@ from scalerl_jax.pipeline.loop import Pipeline, StepEvent, Totals
 from scalerl_jax.run.accounting import Compute
 from scalerl_jax.run.evaluate import Evaluation, Evaluator
 from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.peaks import Peak, Peaks
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import CUT_STEPS, SHOWN_SAMPLES, Recorder
 from tests.runs import TINY, curve, evaluations, metrics, vary
@@ -26,8 +27,10 @@ class _Pipeline(Pipeline):
   def __init__(self):
     self.totals = Totals()
     self.transport = types.SimpleNamespace(fetch=lambda: (0, self.weights))
-    self.learner_watch = types.SimpleNamespace(busy_seconds=0.0)
-    self.sampler_watch = types.SimpleNamespace(busy_seconds=0.0)
+    self.learner_watch, self.sampler_watch, self.weights_watch = (
+      types.SimpleNamespace(busy_seconds=0.0, seconds={"chunk": 0.0})
+      for _ in range(3)
+    )
     self.weights = "those in use"
 
 
@@ -64,7 +67,7 @@ class Bench:
     second: seconds that a step takes; the clock of the test.
   """
 
-  def __init__(self, folder, rates=(), config=TINY, second=0.5):
+  def __init__(self, folder, rates=(), config=TINY, second=0.5, peaks=None):
     self.folder, self.config, self.second = folder, config, second
     self.task = load_task(config.task, config.supervised, max_prompt_tokens=5)
     self.pipeline, self.evaluator = _Pipeline(), _Evaluator(rates)
@@ -80,6 +83,7 @@ class Bench:
       devices=DEVICES,
       progress=Progress(config.run.steps, "run", plain=True, stream=self.said),
       seconds_before=1000.0,
+      peaks=peaks,
     )
 
   def step(self, step, **changes):
@@ -98,6 +102,8 @@ class Bench:
     totals.train_seconds += self.second
     self.pipeline.learner_watch.busy_seconds += 0.25 * self.second
     self.pipeline.sampler_watch.busy_seconds += 0.75 * self.second
+    self.pipeline.sampler_watch.seconds["chunk"] += 0.5 * self.second
+    self.pipeline.weights_watch.busy_seconds += 0.125 * self.second
     values = {
       "loss": 0.1 * step,
       "kept_tokens": 40.0,
@@ -242,6 +248,60 @@ def test_shares_and_rates_of_a_step(bench):
   assert line["time/learner_idle_share"] == 0.75
   assert line["time/sampler_idle_share"] == 0.25
   assert line["time/device_seconds"] == DEVICES * 1.0
+  assert line["time/publish_seconds"] == 0.0625
+  assert "time/learner_mfu" not in line  # no peaks were measured
+
+
+def test_tokens_of_replaced_groups_are_not_useful(bench):
+  one = bench(config=LONG)
+  one.step(1)
+  one.pipeline.totals.discarded_tokens += 30
+  one.step(3)
+  one.step(5)
+  told = [m["useful_token_fraction"] for m in metrics(one.folder)]
+  assert told == [40 / 50, 40 / 80, 40 / 50]
+
+
+def test_work_of_a_step_is_told_as_shares_of_what_the_machine_can_do(bench):
+  rates = {"learner": 2e9, "sampler": 4e9, "copy": 8e9}
+  peaks = Peaks(*(Peak(rate, lambda: 0.0, 1.0) for rate in rates.values()))
+  one = bench(config=LONG, peaks=peaks)
+  one.step(1)
+  one.step(3)
+  line = metrics(one.folder, without=())[1]
+  vocab_size = one.task.tokenizer.vocab_size
+  compute = Compute(TINY.model, TINY.sampler, TINY.batch, vocab_size=vocab_size)
+  step = Totals(decode_steps=6, micro_batches=2)
+  busy = {"learner": 0.125, "sampler": 0.375, "copy": 0.25}
+  work = {
+    "learner": compute.spent_on_training(step),
+    "sampler": compute.spent_on_generation(step),
+    "copy": compute.decoded_bytes(step),
+  }
+  names = ("learner_mfu", "sampler_mfu", "sampler_bandwidth_share")
+  for name, side in zip(names, rates, strict=True):
+    share = work[side] / busy[side] / rates[side]
+    assert 0.0 < share < 1.0
+    assert line[f"time/{name}"] == pytest.approx(share)
+  # What no machine can do was counted wrongly.
+  one.second = 1e-9
+  with pytest.raises(ValueError, match="time/learner_mfu must be a share"):
+    one.step(5)
+
+
+def test_a_side_without_work_in_a_step_has_no_share(bench):
+  peaks = Peaks(*(Peak(1e12, lambda: 0.0, 1.0) for _ in range(3)))
+  one = bench(config=LONG, peaks=peaks)
+  one.step(1)
+  one.pipeline.sampler_watch.busy_seconds -= 0.75 * one.second
+  one.pipeline.sampler_watch.seconds["chunk"] -= 0.5 * one.second
+  one.step(3)
+  both, learner = metrics(one.folder, without=())
+  assert both["time/sampler_mfu"] > 0.0
+  assert both["time/sampler_bandwidth_share"] > 0.0
+  assert learner["time/learner_mfu"] > 0.0
+  assert "time/sampler_mfu" not in learner
+  assert "time/sampler_bandwidth_share" not in learner
 
 
 def test_what_follows_the_clock_is_under_time(bench):

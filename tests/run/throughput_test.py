@@ -7,6 +7,8 @@ METRICS = [
     "step": step,
     "time/step_seconds": seconds,
     "truncated": 0.02,
+    "time/learner_mfu": 0.1 * step,
+    "time/publish_seconds": 0.012,
     "generated_tokens": 1000 * step,
     "discarded_groups": 3 * step,
     "loss": None,
@@ -18,6 +20,8 @@ METRICS = [
 def test_rates_are_medians_and_totals_the_last_ones():
   assert throughput.rows(METRICS) == [
     ("seconds a step", "0.5", "median of steps"),
+    ("learner, of the matmul rate", "20%", "median of steps"),
+    ("seconds a publication", "0.012", "median of steps"),
     ("completions out of budget", "2.0%", "median of steps"),
     ("tokens generated", "3k", "whole run"),
     ("groups replaced", "9", "whole run"),

@@ -126,6 +126,18 @@ def test_metrics_agree_with_each_other(whole):
   assert 0.0 < lines[-1]["time/device_seconds"] <= held
 
 
+def test_the_timeline_and_the_shares_of_the_machine_are_written(whole):
+  run, _ = whole
+  events = json.loads((run.workdir / "trace.json").read_text())
+  updates = [event for event in events if event["name"] == "update"]
+  assert [event["args"]["step"] for event in updates] == [*range(1, STEPS + 1)]
+  lines = metrics(run.workdir, without=())
+  for name in ("learner_mfu", "sampler_mfu", "sampler_bandwidth_share"):
+    told = [line[f"time/{name}"] for line in lines if f"time/{name}" in line]
+    assert told
+    assert all(0.0 <= share <= 1.0 for share in told)
+
+
 def test_the_logical_schedule_gives_the_same_run_twice(whole, again):
   wanted = metrics(whole[0].workdir, without=("time/", "forecast/"))
   assert metrics(again[0].workdir, without=("time/", "forecast/")) == wanted
