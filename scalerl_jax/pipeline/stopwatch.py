@@ -43,7 +43,7 @@ class Stopwatch:
     self._end: float | None = None  # of the last piece
     self._idle = "host"
     # Of each kind of work, by its name.
-    self.seconds: collections.Counter[str] = collections.Counter()
+    self.seconds: dict[str, float] = collections.defaultdict(float)
     self.pieces: collections.Counter[str] = collections.Counter()
 
   @property

@@ -36,8 +36,8 @@ class Clocks(NamedTuple):
   sampler: float
   decode: float  # of the sampler's, without prefill
   publish: float
-  tokens: int  # of finished completions
-  discarded: int  # of these, of groups that were replaced
+  tokens: float  # of finished completions
+  discarded: float  # of these, of groups that were replaced
   learner_flops: float
   sampler_flops: float
   decode_bytes: float
