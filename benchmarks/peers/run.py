@@ -300,14 +300,20 @@ def main(argv: list[str]) -> None:
   options = flags.FLAGS
   load = os.getloadavg()[0]
   if load > LOAD and not options.anyway:
-    raise app.UsageError(
+    sys.exit(
       f"The machine must be quiet (load at most {LOAD}), got {load:.2f}: "
       "wait until nothing else runs, or pass --anyway."
     )
+  unknown = sorted(set(options.workloads) - set(ALL))
+  if unknown:
+    sys.exit(f"--workloads must be of {', '.join(ALL)}, got {unknown}.")
   repeats = {
     name: options.repeats or REPEATS[name] for name in options.workloads
   }
-  wanted = chosen(options.engines)
+  try:
+    wanted = chosen(options.engines)
+  except ValueError as error:
+    sys.exit(str(error))
   engines = {
     name: engine
     for name, engine in wanted.items()

@@ -1,6 +1,8 @@
 """Which engines run, in which turns, and what is written of them."""
 
 import json
+import pathlib
+import types
 
 import pytest
 
@@ -68,3 +70,67 @@ def test_targets_are_of_engines_and_workloads_that_exist():
   for target in table.TARGETS:
     for name in (target.ours, *target.others):
       assert target.workload in run.ENGINES[name].workloads
+
+
+TRIVIAL = """
+import sys
+
+sys.path.insert(0, {folder!r})
+import engine
+
+assert "--workloads=step" in sys.argv
+assert "--dtype=float32" in sys.argv
+engine.serve(
+  {{"step": lambda repeat: {{"seconds": 2.0, "tokens": 6, "extra": {{}}}}}},
+  {{"package": "1.2"}},
+)
+"""
+
+
+def _options(**others):
+  chosen = {
+    "engines": ["ours"],
+    "workloads": ["step"],
+    "repeats": 2,
+    "out": "",
+    "anyway": False,
+  }
+  return types.SimpleNamespace(FLAGS=types.SimpleNamespace(**chosen, **others))
+
+
+def test_a_comparison_from_processes_to_table_and_file(
+  tmp_path, monkeypatch, capsys
+):
+  file = tmp_path / "trivial.py"
+  file.write_text(TRIVIAL.format(folder=str(pathlib.Path(run.__file__).parent)))
+  engines = {"ours_float32": Engine(None, str(file), "float32", ("step",))}
+  monkeypatch.setattr(run, "ENGINES", engines)
+  monkeypatch.setattr(run.environments, "ROOT", tmp_path)
+  monkeypatch.setattr(run.os, "getloadavg", lambda: (0.25, 0.0, 0.0))
+  options = _options()
+  options.FLAGS.out = str(tmp_path / "told.json")
+  monkeypatch.setattr(run, "flags", options)
+  run.main([])
+  told = capsys.readouterr().out
+  assert "package 1.2" in told
+  assert "2.00 s [2.00, 2.00] 0.00 k/s 1.00x" in told
+  written = json.loads((tmp_path / "told.json").read_text())
+  assert written["results"]["ours_float32"]["step"]["seconds"] == [2.0, 2.0]
+  saved = tmp_path / "build" / "peers" / "run" / "checkpoint"
+  assert (saved / "model.safetensors").exists()
+
+
+def test_a_busy_machine_is_refused(monkeypatch):
+  monkeypatch.setattr(run.os, "getloadavg", lambda: (0.75, 0.0, 0.0))
+  monkeypatch.setattr(run, "flags", _options())
+  with pytest.raises(SystemExit, match=r"at most 0.5.*got 0.75"):
+    run.main([])
+
+
+def test_an_unknown_workload_is_refused_with_the_known_ones(monkeypatch):
+  monkeypatch.setattr(run.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+  options = _options()
+  options.FLAGS.workloads = ["stap"]
+  monkeypatch.setattr(run, "flags", options)
+  with pytest.raises(SystemExit, match=r"sampling, long_tail, step.*'stap'"):
+    run.main([])
