@@ -92,8 +92,8 @@ def _programs(warp: tuple) -> tuple:
     )
     cache = dataclasses.replace(
       cache,
-      prompt_k=key,
-      prompt_v=value,
+      prompt_k=tuple(key) if policy.unrolled else key,
+      prompt_v=tuple(value) if policy.unrolled else value,
       prompt_length=jnp.array([length], jnp.int32),
     )
     return scored(policy, hidden[:, -1], token), cache

@@ -82,7 +82,8 @@ def _own_dtype(name: str, value: str, default: str) -> None:
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-  _check(value in choices, name, "one of " + ", ".join(choices), value)
+  told = ", ".join(choice or "'' (empty)" for choice in choices)
+  _check(value in choices, name, f"one of {told}", value)
 
 
 def _positive(section: str, values: dict[str, float]) -> None:
@@ -318,8 +319,8 @@ class ModelConfig:
   """A decoder-only transformer; the vocabulary comes from the tokenizer.
 
   The parts of published families (Llama 3 and 4, Qwen2 and 3) are fields that
-  are off by default. With `checkpoint`, all but `dtype` and `remat` comes from
-  its files.
+  are off by default. With `checkpoint`, all but `dtype`, `dot_dtype` and
+  `remat` comes from its files.
   """
 
   width: int = 64
@@ -434,7 +435,7 @@ class ModelConfig:
     changed = [
       field.name
       for field in dataclasses.fields(self)
-      if field.name not in ("checkpoint", "dtype", "remat")
+      if field.name not in ("checkpoint", "dtype", "dot_dtype", "remat")
       and getattr(self, field.name) != field.default
     ]
     _check(

@@ -40,6 +40,8 @@ from scalerl_jax.models.sharding import (
 # Below this many layers a scan is unrolled: XLA's CPU loop costs more than
 # the code it saves.
 UNROLL_LAYERS = 4
+# Weights of products whose operands have `model.dot_dtype`.
+OPERANDS = ("query", "key", "value", "out", "gate", "up", "down")
 
 
 class Policy(nnx.Module):
@@ -161,7 +163,7 @@ class Policy(nnx.Module):
     if self.unrolled:
       split = tuple(
         {
-          name: self._operand(weight) if weight.ndim > 1 else weight
+          name: self._operand(name, weight)
           for name, weight in layer_weights(self.config, layer_stack, i)[
             0
           ].items()
@@ -258,9 +260,13 @@ class Policy(nnx.Module):
     """Dtype of the operands of the body's products."""
     return jnp.dtype(self.config.dot_dtype or self.config.dtype)
 
-  def _operand(self, weight: Array) -> Array:
-    """A weight as products read it."""
-    return weight.astype(self._dot_dtype)
+  def _operand(self, name: str, weight: Array) -> Array:
+    """A weight as products read it; routers, biases, norms are float32."""
+    if name in OPERANDS:
+      return weight.astype(self._dot_dtype)
+    if name.startswith(("expert_", "shared_")):
+      return weight.astype(self.dtype)
+    return weight
 
   def _stack(self) -> dict[str, Array]:
     return {name: weight[...] for name, weight in self.layers.items()}

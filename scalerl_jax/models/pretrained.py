@@ -84,7 +84,10 @@ def architecture(model: ModelConfig) -> ModelConfig:
   if not model.checkpoint:
     return model
   found, _, _ = _published(find_folder(model.checkpoint))
-  return dataclasses.replace(found, dtype=model.dtype, remat=model.remat)
+  kept = ("dtype", "dot_dtype", "remat")
+  return dataclasses.replace(
+    found, **{name: getattr(model, name) for name in kept}
+  )
 
 
 def vocabulary(model: ModelConfig) -> int:

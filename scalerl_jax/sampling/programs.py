@@ -124,9 +124,13 @@ class Programs:
   ) -> SlotState:
     if held == plan:
       return state
-    change = functools.partial(change, plan=plan)
-    shardings = self._shardings(jax.eval_shape(change, state))
-    return jax.jit(change, out_shardings=shardings)(state)
+
+    def make() -> Any:
+      shaped = functools.partial(change, plan=plan)
+      shape = jax.eval_shape(shaped, state)
+      return jax.jit(shaped, out_shardings=self._shardings(shape))
+
+    return self._program((change.__name__, held, plan), make)(state)
 
   def _program(self, key: Any, make: Callable[[], Any]) -> Any:
     if key not in self._made:

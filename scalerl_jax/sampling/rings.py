@@ -29,7 +29,8 @@ AHEAD = 32  # steps that a move to another ring shall last
 
 
 def widths(columns: int) -> list[int]:
-  """2ⁿ and 3·2ⁿ from `NARROWEST` to below `columns`, and `columns`.
+  """2ⁿ from `NARROWEST` and 3·2ⁿ from three times it, below `columns`, and
+  `columns`.
 
   >>> widths(200)
   [32, 64, 96, 128, 192, 200]
@@ -216,7 +217,7 @@ def repack(
 
   def moved_rows(parts: Sequence[Array], axis: int) -> list[Any]:
     """Parts of the rings under `plan`, from those that there are."""
-    if whole and not moved and len(plan) == 1:
+    if whole and not moved and [rows for rows, _ in plan] == [slots]:
       return [relaid(parts[0], plan[0][1], axis)]
     found = []
     share = slots // shards

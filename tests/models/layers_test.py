@@ -117,6 +117,39 @@ def test_matmul_flattens_the_outputs_of_a_weight():
   np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_matmul_rounds_its_operands_and_sums_in_float32(dtype):
+  x, weight = _normal(3, 5, 70), _normal(70, 2, 4, seed=1)
+  g = _normal(3, 5, 8, seed=2)
+
+  def rounded(array):
+    return np.asarray(jnp.asarray(array, dtype), np.float64)
+
+  @jax.jit
+  def both(x, weight, g):
+    out, back = jax.vjp(
+      lambda x, weight: layers.matmul(x, weight, dtype), x, weight
+    )
+    return out, *back(g)
+
+  out, dx, dweight = both(*map(jnp.asarray, (x, weight, g)))
+  flat = rounded(weight).reshape(70, 8)
+  expected = (
+    rounded(x) @ flat,
+    (rounded(g) @ flat.T),
+    np.einsum("bti,bto->io", rounded(x), rounded(g)).reshape(weight.shape),
+  )
+  for found, exact in zip((out, dx, dweight), expected, strict=True):
+    assert found.dtype == jnp.float32
+    # Sums rounded to bfloat16 would be 4e-3 of themselves away.
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=2e-5)
+  narrow = x.astype(jnp.bfloat16)
+  found = both(
+    jnp.asarray(narrow), jnp.asarray(weight), jnp.asarray(g, narrow.dtype)
+  )
+  assert [part.dtype.name for part in found] == ["bfloat16"] * 2 + ["float32"]
+
+
 def test_matmul_of_bfloat16_sums_in_float32():
   # In bfloat16 a sum of ones stops at 256.
   ones = jnp.ones((2, 1000), jnp.bfloat16)

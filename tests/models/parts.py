@@ -12,8 +12,6 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
-from scalerl_jax.models import kv_cache
-
 CHECKPOINTS = pathlib.Path(__file__).parents[1] / "fixtures/checkpoints"
 NAMES = (
   *("llama3", "llama_tied", "qwen2", "qwen3", "qwen3_moe", "llama4"),
@@ -58,18 +56,19 @@ def both_ways(graph, params, rows):
   )
   cache = dataclasses.replace(
     cache,
-    prompt_k=key,
-    prompt_v=value,
+    prompt_k=tuple(key) if policy.unrolled else key,
+    prompt_v=tuple(value) if policy.unrolled else value,
     prompt_length=jnp.full((count,), PROMPT, jnp.int32),
+    members=ids[:, None],
     group=ids,
-    cursor=jnp.int32(5),
+    clock=jnp.int32(5),
   )
-  cache = kv_cache.open_cache(cache, unrolled=policy.unrolled)
+  prepared = policy.prepare(length)
 
   def step(cache, scanned):
     tokens, position = scanned
     positions = jnp.broadcast_to(position, tokens.shape)
-    hidden, cache = policy.decode_opened(tokens, positions, cache)
+    hidden, cache = policy.decode(tokens, positions, cache, prepared)
     return cache, policy.head(hidden)
 
   positions = jnp.arange(PROMPT, length, dtype=jnp.int32)

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from scalerl_jax.config import ModelConfig
+from scalerl_jax.models import kv_cache
 from scalerl_jax.models import policy as policy_room
 from scalerl_jax.models.policy import Policy, with_head_dtype
 from scalerl_jax.models.sharding import make_mesh
@@ -53,8 +54,13 @@ def _prefill(policy, tokens, segments):
 
 
 @nnx.jit
-def _decode(policy, tokens, positions, cache):
-  hidden, cache = policy.decode(tokens, positions, cache)
+def _prepare(policy):
+  return policy.prepare(WIDTH)
+
+
+@nnx.jit
+def _decode(policy, tokens, positions, cache, prepared):
+  hidden, cache = policy.decode(tokens, positions, cache, prepared)
   return jax.nn.log_softmax(policy.head(hidden)), cache
 
 
@@ -117,8 +123,9 @@ COLUMNS = 8
 class Cached:
   """A policy that reads token by token; slots can start again."""
 
-  def __init__(self, shape, *, cursor):
+  def __init__(self, shape, *, clock, prepared=False):
     self.policy = small_policy(shape)
+    self.prepared = _prepare(self.policy) if prepared else None
     lengths = np.array([len(prompt) for prompt in PROMPTS], np.int32)
     padded = np.zeros((len(PROMPTS), lengths.max()), np.int32)
     for row, prompt in zip(padded, PROMPTS, strict=True):
@@ -130,18 +137,29 @@ class Cached:
     cache = self.policy.empty_cache(
       prompts=len(PROMPTS),
       slots=ROWS,
+      group_size=ROWS,
       prompt_tokens=int(lengths.max()),
       completion_tokens=COLUMNS,
     )
+    unrolled = self.policy.unrolled
+    slots = jnp.arange(ROWS, dtype=jnp.int32)
+    (ring,) = cache.rings
     self.cache = dataclasses.replace(
       cache,
       # Whatever a predecessor left: nobody may read it.
-      k=cache.k + 1e3,
-      v=cache.v - 1e3,
-      prompt_k=key,
-      prompt_v=value,
+      rings=(
+        kv_cache.Ring(
+          k=jax.tree.map(lambda x: x + 1e3, ring.k),
+          v=jax.tree.map(lambda x: x - 1e3, ring.v),
+        ),
+      ),
+      prompt_k=tuple(key) if unrolled else key,
+      prompt_v=tuple(value) if unrolled else value,
       prompt_length=jnp.asarray(lengths),
-      cursor=jnp.int32(cursor),
+      # Slot n is member n of whatever group it continues.
+      members=jnp.broadcast_to(slots, (len(PROMPTS), ROWS)),
+      member=slots,
+      clock=jnp.int32(clock),
     )
     self.read = [[] for _ in range(ROWS)]
 
@@ -160,7 +178,7 @@ class Cached:
     for row, token in zip(self.read, tokens, strict=True):
       row.append(int(token))
     logps, self.cache = _decode(
-      self.policy, jnp.asarray(tokens), positions, self.cache
+      self.policy, jnp.asarray(tokens), positions, self.cache, self.prepared
     )
     return np.asarray(logps)
 
@@ -174,7 +192,7 @@ class Cached:
 @SHAPES
 def test_cached_decode_equals_the_full_forward(shape):
   # The ring has 8 columns and starts at its sixth, so it wraps.
-  cached = Cached(shape, cursor=5)
+  cached = Cached(shape, clock=5, prepared=True)
   for slot, prompt in enumerate((1, 0, 1, 2)):
     cached.start(slot, prompt)
   for tokens in np.asarray(_tokens(COLUMNS, ROWS)):
@@ -184,7 +202,7 @@ def test_cached_decode_equals_the_full_forward(shape):
 
 
 def test_a_slot_used_again_sees_nothing_of_its_predecessor():
-  cached = Cached(GROUPED, cursor=0)
+  cached = Cached(GROUPED, clock=0)
   for slot in range(ROWS):
     cached.start(slot, 0)
   # Slots start again at different times, the ring goes round three times.
@@ -198,7 +216,7 @@ def test_a_slot_used_again_sees_nothing_of_its_predecessor():
 
 
 def test_prefill_gives_the_hidden_states_of_the_forward():
-  cached = Cached(GROUPED, cursor=0)
+  cached = Cached(GROUPED, clock=0)
   logits = _logits(cached.policy, *_padded(PROMPTS))
   heads = cached.policy.head(cached.prompt_hidden)
   for n, prompt in enumerate(PROMPTS):
@@ -274,7 +292,8 @@ def test_the_head_of_a_bfloat16_body_is_computed_in_float32(tied):
   cache = policy.empty_cache(
     prompts=1, slots=1, prompt_tokens=2, completion_tokens=3
   )
-  assert cache.k.dtype == cache.prompt_v.dtype == jnp.bfloat16
+  parts = (cache.rings[0].k, cache.prompt_v)
+  assert {x.dtype for x in jax.tree.leaves(parts)} == {jnp.dtype("bfloat16")}
   plain = small_policy(dataclasses.replace(shape, dtype="float32"))
   _, expected = _hidden_and_logits(plain, _tokens(ROWS, WIDTH))
   gap = jax.nn.log_softmax(logits) - jax.nn.log_softmax(expected)

@@ -396,10 +396,13 @@ def test_a_trained_laptop_policy_can_be_published(tmp_path):
 def test_architecture_is_the_checkpoints_where_there_is_one():
   assert pretrained.architecture(SHAPE) is SHAPE
   asked = ModelConfig(
-    checkpoint=str(CHECKPOINTS / "qwen3"), dtype="bfloat16", remat="block"
+    checkpoint=str(CHECKPOINTS / "qwen3"),
+    dtype="bfloat16",
+    dot_dtype="float32",
+    remat="block",
   )
   found = pretrained.architecture(asked)
-  assert (found.qk_norm, found.dtype, found.remat) == (
-    *("scaled", "bfloat16", "block"),
-  )
+  assert found.qk_norm == "scaled"
+  kept = (found.dtype, found.dot_dtype, found.remat)
+  assert kept == ("bfloat16", "float32", "block")
   assert found.checkpoint == ""

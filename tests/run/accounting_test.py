@@ -6,7 +6,6 @@ import pytest
 from flax import nnx
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
-from scalerl_jax.models import kv_cache
 from scalerl_jax.models.policy import UNROLL_LAYERS, Policy
 from scalerl_jax.pipeline.loop import Totals
 from scalerl_jax.run import accounting
@@ -92,8 +91,7 @@ def test_decode_step_is_what_xla_counts(policy):
 
   def step(params, cache):
     policy = nnx.merge(graph, params)
-    cache = kv_cache.open_cache(cache, unrolled=policy.unrolled)
-    return policy.head(policy.decode_opened(slots, slots, cache)[0])
+    return policy.head(policy.decode(slots, slots, cache)[0])
 
   counted = accounting.forward_flops(
     MODEL, vocab_size=VOCAB, tokens=11, context=13 + 17

@@ -41,8 +41,13 @@ def room():
   chunk = functools.partial(decode.decode_chunk, settings=settings)
   state = empty_slots(
     policy.empty_cache(
-      prompts=3, slots=S, prompt_tokens=TP, completion_tokens=TC
-    )
+      prompts=3,
+      slots=S,
+      group_size=G,
+      prompt_tokens=TP,
+      completion_tokens=TC,
+    ),
+    completion_tokens=TC,
   )
   return params, jax.jit(insert), jax.jit(chunk), state
 
@@ -56,7 +61,15 @@ def _arguments(run_key, *, places=PLACES, source=SOURCE):
   for row, prompt in zip(prompts, PROMPTS, strict=True):
     row[: len(prompt)] = prompt
   lengths = [len(prompt) for prompt in PROMPTS]
-  numbers = (lengths, UIDS, FIRST_SAMPLES, BUDGETS, places, source)
+  members = np.zeros((P * G,), int)
+  for slot, row in enumerate(source):
+    if row >= 0:
+      members[row] = slot
+  members = members.reshape(P, G)
+  numbers = (
+    *(lengths, UIDS, FIRST_SAMPLES, BUDGETS, places),
+    *(members, source),
+  )
   return (
     run_key,
     jnp.asarray(prompts),
@@ -176,8 +189,10 @@ def test_those_who_enter_leave_the_others_as_they_were(room):
     _equal(getattr(after, name)[inside], getattr(state, name)[inside])
   for name in ("prompt_k", "prompt_v"):
     old, new = getattr(state.cache, name), getattr(after.cache, name)
-    _equal(new[:, 1:], old[:, 1:])
-  _equal((after.cache.k, after.cache.v), (state.cache.k, state.cache.v))
+    for new_layer, old_layer in zip(new, old, strict=True):
+      assert (new_layer[0] != old_layer[0]).any()
+      _equal(new_layer[1:], old_layer[1:])
+  _equal(after.cache.rings, state.cache.rings)
 
 
 def test_what_has_ended_stays_readable_while_the_ring_goes_round(room):
