@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache, layers, moe
+from scalerl_jax.models.initial import initial_weights
 from scalerl_jax.models.kv_cache import KVCache
 from scalerl_jax.models.places import (
   Places,
@@ -25,7 +26,6 @@ from scalerl_jax.models.places import (
 from scalerl_jax.models.plan import (
   Kind,
   layer_weights,
-  parameter_plan,
   scan_layers,
 )
 from scalerl_jax.models.sharding import (
@@ -33,7 +33,6 @@ from scalerl_jax.models.sharding import (
   check_heads,
   constrain,
   make_mesh,
-  named_sharding,
   spec_of,
 )
 
@@ -77,7 +76,7 @@ class Policy(nnx.Module):
     self.head_dtype = "float32"
     if values is None:
       rngs = nnx.Rngs(0) if rngs is None else rngs
-      values = _initial(config, vocab_size, rngs.params(), mesh)
+      values = initial_weights(config, vocab_size, rngs.params(), mesh)
     with jax.set_mesh(mesh):
       params = {
         name: nnx.Param(value, out_sharding=spec_of(value))
@@ -369,29 +368,6 @@ class Policy(nnx.Module):
       )
     x, kv = scan_layers(config, block, x, self._stack(), unroll=self.unrolled)
     return self._final(x), kv
-
-
-def _initial(
-  config: ModelConfig, vocab_size: int, key: Array, mesh: Mesh
-) -> dict[str, Array]:
-  """Initial weights, each on its devices from the first moment on."""
-  plan = parameter_plan(config, vocab_size)
-
-  def create(key: Array) -> dict[str, Array]:
-    keys = jax.random.split(key, len(plan))
-    return {
-      name: part.deviation * jax.random.normal(keys[i], part.shape, jnp.float32)
-      if part.deviation
-      else jnp.full(part.shape, part.mean, jnp.float32)
-      for i, (name, part) in enumerate(plan.items())
-    }
-
-  shardings = {
-    name: named_sharding(part.axes, part.shape, mesh)
-    for name, part in plan.items()
-  }
-  # One program, with out_shardings: no device ever holds a whole array.
-  return jax.jit(create, out_shardings=shardings)(key)
 
 
 def with_head_dtype(

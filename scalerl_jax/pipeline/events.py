@@ -9,6 +9,7 @@ import numpy as np
 from scalerl_jax.config import LengthConfig
 from scalerl_jax.learning.batching import counted_rows
 from scalerl_jax.pipeline.store import Scored
+from scalerl_jax.sampling.work import Work
 from scalerl_jax.types import FinishReason
 
 
@@ -21,7 +22,13 @@ class Totals:
   drawn_tokens: int = 0  # in decode steps, half-written ones included
   generated_tokens: int = 0  # of finished completions
   prompt_tokens: int = 0  # prefilled
-  prefilled_rows: int = 0  # prompts that were computed, padding rows included
+  # As in `sampling.work.Work`.
+  prefilled_rows: int = 0
+  prefilled_tokens: int = 0
+  prefilled_keys: int = 0
+  decoded_slots: int = 0
+  decoded_keys: int = 0
+  decoded_columns: int = 0
   waits_for_oldest: int = 0  # chunks started while an old group held a batch up
   trained_tokens: int = 0  # completion tokens of all batches
   skipped_steps: int = 0
@@ -33,6 +40,11 @@ class Totals:
   discarded_tokens: int = 0  # of their completions
   verifier_timeouts: int = 0  # completions whose judgement was given up
   train_seconds: float = 0.0  # of the loop, evaluation and saving left out
+
+  def count_sampled(self, work: Work) -> None:
+    """Adds what the sampler has computed."""
+    for name, count in work._asdict().items():
+      setattr(self, name, getattr(self, name) + count)
 
   def count_computed(self, metrics: Mapping[str, float]) -> None:
     """Adds what an update has computed."""

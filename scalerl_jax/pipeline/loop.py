@@ -116,7 +116,6 @@ class Pipeline:
       write=self._write,
     )
     self.store = self.groups.store
-    self._prefilling = 0  # rows that the device was given and has not told of
     self._pending: dict[str, Any] = {}  # host metrics of the running update
     self._examples: list[Scored] = []
     self._on_step: Callable[[StepEvent], None] = lambda event: None
@@ -203,8 +202,7 @@ class Pipeline:
     self._chunk_in_air = False
     self.totals.decode_steps += steps
     self.totals.drawn_tokens += drawn
-    self.totals.prefilled_rows += self._prefilling
-    self._prefilling = 0
+    self.totals.count_sampled(self.sampler.take_work())
     with self.timeline.span("read"):
       ended = self.sampler.finished()
     if ended is not None:
@@ -220,7 +218,7 @@ class Pipeline:
         groups = self.groups.admit(count, version)
       began = time.perf_counter()
       with self.timeline.span("dispatch the prefill"):
-        self._prefilling += self.sampler.insert(params, version, groups)
+        self.sampler.insert(params, version, groups)
         # A copy, for the chunk is given the slots to write into.
         inserted = jnp.copy(self.sampler.state.active)
       self.sampler_watch.start(

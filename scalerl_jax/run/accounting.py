@@ -8,6 +8,7 @@ nothing of a large one).
 import math
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
+from scalerl_jax.models.generator import generator_model
 from scalerl_jax.pipeline.events import Totals
 from scalerl_jax.run.memory import parameter_count
 
@@ -154,8 +155,9 @@ def decode_bytes(
   *,
   vocab_size: int,
   steps: float,
-  slots: int,
+  slots: float,
   columns: float,
+  kv_dtype: str = "",
 ) -> float:
   """Least bytes that decode steps move between memory and the device.
 
@@ -171,7 +173,9 @@ def decode_bytes(
     vocab_size: V.
     steps: decode steps.
     slots: S, completions that a step writes to.
-    columns: of a slot's cache that a step reads, masked ones too.
+    columns: of the cache that a step reads for a slot, masked ones too; those
+      of a prompt are read once for its group.
+    kv_dtype: of keys and values; empty: the body's.
 
   Example:
     >>> small = ModelConfig(
@@ -193,7 +197,9 @@ def decode_bytes(
   expert = 3 * model.width * model.expert_width
   weights -= sum(model.sparse) * (model.num_experts - reached) * expert
   column = 2 * model.num_layers * model.num_kv_heads * model.head_width
-  return float(steps * item * (weights + slots * column * (columns + 1)))
+  kept = 2 if (kv_dtype or model.dtype) == "bfloat16" else 4
+  kv = kept * slots * column * (columns + 1)
+  return float(steps * (item * weights + kv))
 
 
 class Compute:
@@ -263,26 +269,31 @@ class Compute:
 
   def spent_on_generation(self, totals: Totals) -> float:
     """FLOPs that the generator mesh computed."""
-    return prefill_flops(
+    prefilled, decoded = totals.prefilled_tokens, totals.decoded_slots
+    return forward_flops(
       self._model,
       vocab_size=self._vocab_size,
-      prompts=totals.prefilled_rows,
-      prompt_tokens=self._sampler.max_prompt_tokens,
+      tokens=prefilled,
+      context=totals.prefilled_keys / max(prefilled, 1),
+      head_tokens=totals.prefilled_rows,
     ) + forward_flops(
       self._model,
       vocab_size=self._vocab_size,
-      tokens=totals.decode_steps * self._sampler.slots,
-      context=self._row_tokens,
+      tokens=decoded,
+      context=totals.decoded_keys / max(decoded, 1),
     )
 
   def decoded_bytes(self, totals: Totals) -> float:
     """Least bytes that the decode steps of the generator mesh moved."""
+    steps = max(totals.decode_steps, 1)
+    slots = totals.decoded_slots / steps
     return decode_bytes(
-      self._model,
+      generator_model(self._model, self._sampler),
       vocab_size=self._vocab_size,
       steps=totals.decode_steps,
-      slots=self._sampler.slots,
-      columns=self._row_tokens,
+      slots=slots,
+      columns=totals.decoded_columns / max(totals.decoded_slots, 1),
+      kv_dtype=self._sampler.kv_dtype,
     )
 
   def spent_on_training(self, totals: Totals) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
+from scalerl_jax.models.generator import generator_model
 from scalerl_jax.run.accounting import check_share, decode_bytes
 from scalerl_jax.run.meshes import Meshes
 
@@ -49,12 +50,15 @@ def matmul_rate(device: Any, dtype: str, side: int | None = None) -> float:
 
   Args:
     device: a jax.Device.
-    dtype: of both factors and of the result.
+    dtype: of both factors.
     side: rows of the matrices; None: as the platform needs to be busy.
   """
   side = side or _SIDES.get(device.platform, _SIDE)
   square = jax.device_put(jnp.ones((side, side), dtype), device)
-  product = jax.jit(jnp.matmul)
+  # Sums in float32, as everywhere: a CPU rounds them at half the speed.
+  product = jax.jit(
+    lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32)
+  )
   return 2.0 * side**3 / _best_seconds(lambda: product(square, square))
 
 
@@ -160,10 +164,11 @@ def measure_peaks(config: Config, meshes: Meshes, vocab_size: int) -> Peaks:
       SLACK.get(device.platform, SLACK_OF_OTHERS),
     )
 
-  dtype = config.model.dtype
+  trained = config.model
+  sampled = generator_model(trained, config.sampler)
   return Peaks(
-    peak(meshes.trainer, matmul_rate, dtype),
-    peak(meshes.generator, matmul_rate, dtype),
+    peak(meshes.trainer, matmul_rate, trained.dot_dtype or trained.dtype),
+    peak(meshes.generator, matmul_rate, sampled.dot_dtype or sampled.dtype),
     peak(
       meshes.generator,
       copy_rate,

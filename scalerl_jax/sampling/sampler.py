@@ -28,6 +28,7 @@ from scalerl_jax.sampling.occupancy import Occupancy
 from scalerl_jax.sampling.programs import Programs
 from scalerl_jax.sampling.rings import Layout, Plan
 from scalerl_jax.sampling.slots import SlotState, read_slots, without_rings
+from scalerl_jax.sampling.work import Work
 from scalerl_jax.types import Rollout
 
 
@@ -136,6 +137,7 @@ class Sampler:
       places=self._places,
       shards=shards,
     )
+    self._work = Work()
     # Any: `is_ready` is not in the type of a jax.Array.
     self._stats: Any = None
 
@@ -151,11 +153,8 @@ class Sampler:
 
   def insert(
     self, params: nnx.State, version: int, groups: Sequence[Group]
-  ) -> int:
+  ) -> None:
     """Prefills prompts and draws the first token of their completions.
-
-    Returns:
-      Prompts that were computed, padding rows included.
 
     Raises:
       ValueError: more groups than `room`, or a prompt over the budget.
@@ -166,7 +165,6 @@ class Sampler:
       )
     check_groups(groups, self.config)
     places, slots = self.occupancy.enter([group.index for group in groups])
-    computed = 0
     for entry in entries(
       groups,
       places,
@@ -177,8 +175,12 @@ class Sampler:
       shards=self._shards,
     ):
       self._enter(params, version, entry)
-      computed += len(entry.prompts)
-    return computed
+      rows, width = entry.prompts.shape
+      self._work = self._work.plus(
+        prefilled_rows=rows,
+        prefilled_tokens=rows * width,
+        prefilled_keys=rows * width * width,
+      )
 
   def _enter(self, params: nnx.State, version: int, entry: Entry) -> None:
     insert = self._programs.insert(self.state)
@@ -227,9 +229,21 @@ class Sampler:
     """(decode steps, tokens) of the last chunk; waits for it, once."""
     if self._stats is None:
       return 0, 0
-    steps, drawn = np.asarray(self._stats)
+    steps, drawn = map(int, np.asarray(self._stats))
     self._stats = None
-    return int(steps), int(drawn)
+    plan, prompt = self._layout.plan, self.config.max_prompt_tokens
+    own = sum(slots * columns for slots, columns in plan)
+    self._work = self._work.plus(
+      decoded_slots=steps * sum(slots for slots, _ in plan),
+      decoded_keys=steps * (self._places * self.group_size * prompt + own),
+      decoded_columns=steps * (self._places * prompt + own),
+    )
+    return steps, drawn
+
+  def take_work(self) -> Work:
+    """What was computed since the last call, chunks told of included."""
+    done, self._work = self._work, Work()
+    return done
 
   def finished(self) -> Finished | None:
     """Completions that ended since the last call; their slots are free then.
