@@ -231,12 +231,12 @@ class Sampler:
       return 0, 0
     steps, drawn = map(int, np.asarray(self._stats))
     self._stats = None
-    plan, prompt = self._layout.plan, self.config.max_prompt_tokens
-    own = sum(slots * columns for slots, columns in plan)
+    prompt = self._places * self.config.max_prompt_tokens
+    slots, own = np.array([(n, n * w) for n, w in self._layout.plan]).sum(0)
     self._work = self._work.plus(
-      decoded_slots=steps * sum(slots for slots, _ in plan),
-      decoded_keys=steps * (self._places * self.group_size * prompt + own),
-      decoded_columns=steps * (self._places * prompt + own),
+      decoded_slots=steps * int(slots),
+      decoded_keys=steps * int(self.group_size * prompt + own),
+      decoded_columns=steps * int(prompt + own),
     )
     return steps, drawn
 
@@ -345,11 +345,11 @@ class Sampler:
 
   def state_dict(self) -> dict[str, Any]:
     """Slots on the device and who holds them, of one shape always."""
-    layout = self._layout
+    held, full = self._layout.plan, self._layout.full
     rings = np.zeros((2, 2), np.int32)  # at most two
-    rings[: len(layout.plan)] = layout.plan
+    rings[: len(held)] = held
     with jax.set_mesh(self.mesh):
-      slots = self._programs.fill_up(self.state, layout.plan, layout.full)
+      slots = self._programs.fill_up(self.state, held, full)
     occupancy = self.occupancy.state_dict() | {"rings": rings}
     return {"slots": slots, "occupancy": occupancy}
 
@@ -358,11 +358,9 @@ class Sampler:
     occupancy = dict(state["occupancy"])
     rings = np.asarray(occupancy.pop("rings")).tolist()
     plan: Plan = tuple((slots, width) for slots, width in rings if slots)
-    self._layout.plan = plan
+    self._layout.plan, full = plan, self._layout.full
     with jax.set_mesh(self.mesh):
-      self.state = self._programs.cut_back(
-        state["slots"], plan, self._layout.full
-      )
+      self.state = self._programs.cut_back(state["slots"], plan, full)
     self.occupancy.load_state_dict(occupancy)
     self._stats = None
 
