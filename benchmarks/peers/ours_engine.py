@@ -138,7 +138,7 @@ def long_tail(graph, params, mesh):
     return {
       "seconds": seconds,
       "tokens": tokens,
-      "extra": {"occupancy": occupancy},
+      "extra": {"occupancy_while_waiting": occupancy},
     }
 
   return run

@@ -1,5 +1,7 @@
 """Entering groups: each in one row of its shard, in sizes that are compiled."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,13 +10,16 @@ from hypothesis import strategies as st
 from scalerl_jax.config import SamplerConfig
 from scalerl_jax.sampling.entering import (
   Group,
-  check_prompts,
+  Sizes,
+  check_groups,
   entries,
   no_entry,
+  sizes_of,
 )
 from scalerl_jax.sampling.occupancy import Occupancy
 
 TP, TC = 5, 9
+CONFIG = SamplerConfig(max_prompt_tokens=TP, max_completion_tokens=TC)
 
 
 def _groups(count):
@@ -25,6 +30,7 @@ def _groups(count):
       uid=100 + n,
       first_sample=7 * n,
       tokens=rng.integers(1, 50, 1 + n % TP).astype(np.int32),
+      budget=n % 3,
     )
     for n in range(count)
   ]
@@ -40,9 +46,10 @@ def test_every_group_is_in_one_entry_in_its_shards_rows(data):
   config = SamplerConfig(
     slots=slots, max_prompt_tokens=TP, max_completion_tokens=TC
   )
-  sizes = sorted({shards * n for n in (1, min(2, full), full)})
+  rows = sorted({shards * n for n in (1, min(2, full), full)})
   if data.draw(st.booleans()):
-    sizes = sizes[:1]  # several entries, one after the other
+    rows = rows[:1]  # several entries, one after the other
+  sizes = Sizes(tuple(rows), data.draw(st.sampled_from([(TP,), (2, TP)])))
   occupancy = Occupancy(slots, places, size, shards)
   groups = _groups(data.draw(st.integers(0, shards * full)))
   given_places, given_slots = occupancy.enter([g.index for g in groups])
@@ -59,8 +66,9 @@ def test_every_group_is_in_one_entry_in_its_shards_rows(data):
   )
   seen = []
   for entry in found:
-    rows = len(entry.prompts)
-    assert rows in sizes
+    rows, width = entry.prompts.shape
+    assert rows in sizes.prompts
+    assert width in sizes.widths
     used = np.flatnonzero(entry.places < places)
     assert used.size
     source = np.full((slots,), -1)
@@ -73,8 +81,11 @@ def test_every_group_is_in_one_entry_in_its_shards_rows(data):
       assert entry.uids[row] == group.uid
       assert entry.first_samples[row] == group.first_sample
       assert entry.lengths[row] == len(group.tokens)
-      padded = np.pad(group.tokens, (0, TP - len(group.tokens)))
+      padded = np.pad(group.tokens, (0, width - len(group.tokens)))
       assert entry.prompts[row].tolist() == padded.tolist()
+      # In the narrowest width that holds it.
+      assert not any(len(group.tokens) <= w < width for w in sizes.widths)
+      assert entry.budgets[row] == (group.budget or TC)
       assert entry.members[row].tolist() == given_slots[number].tolist()
       for member, slot in enumerate(given_slots[number]):
         source[slot] = row * size + member
@@ -82,18 +93,34 @@ def test_every_group_is_in_one_entry_in_its_shards_rows(data):
     np.testing.assert_array_equal(entry.source, source)
     padding = np.setdiff1d(np.arange(rows), used)
     assert (entry.lengths[padding] == 1).all()
-    assert (entry.budgets == TC).all()
+    assert (entry.budgets[padding] == TC).all()
   assert sorted(seen) == list(range(len(groups)))
-  # As few as the fullest shard needs.
-  most = max(np.bincount(given_places * shards // places), default=0)
-  assert len(found) == -(-most * shards // sizes[-1])
+
+
+def test_few_sizes_waste_less_than_half():
+  config = SamplerConfig(slots=256, max_prompt_tokens=256)
+  sizes = sizes_of(config, groups=256, shards=2)
+  assert sizes == Sizes((2, 8, 32, 128, 256), (64, 128, 256))
+  short = dataclasses.replace(config, max_prompt_tokens=40)
+  assert sizes_of(short, groups=256, shards=1).widths == (40,)
+  occupancy = Occupancy(256, 256, 1, 2)
+  for count in (1, 5, 37, 100, 256):
+    groups = [Group(n, n, 0, np.zeros((60,), np.int32)) for n in range(count)]
+    places, slots = occupancy.enter(range(count))
+    found = entries(
+      groups, places, slots, config, sizes=sizes, held_places=256, shards=2
+    )
+    rows = sum(len(entry.prompts) for entry in found)
+    assert rows < 2 * count + 2
+    occupancy.leave(slots.reshape(-1))
 
 
 def test_nobody_enters_with_an_empty_entry():
   config = SamplerConfig(
     slots=12, max_prompt_tokens=TP, max_completion_tokens=TC
   )
-  entry = no_entry(4, config, places=6, group_size=3)
+  entry = no_entry(4, 3, config, places=6, group_size=3)
+  assert entry.prompts.shape == (4, 3)
   assert (entry.places == 6).all()
   assert (entry.source == -1).all()
   assert entry.members.shape == (4, 3)
@@ -107,4 +134,13 @@ def test_a_prompt_of_the_wrong_length_is_refused(length):
   with pytest.raises(
     ValueError, match=rf"prompt 77 has {length} tokens; .*1 to .*\({TP}\)"
   ):
-    check_prompts(groups, TP)
+    check_groups(groups, CONFIG)
+
+
+@pytest.mark.parametrize("budget", [-1, TC + 1])
+def test_a_budget_over_the_samplers_is_refused(budget):
+  group = Group(2, 77, 0, np.ones((1,), np.int32), budget=budget)
+  with pytest.raises(
+    ValueError, match=rf"prompt 77 has a budget of {budget} tokens; .*\({TC}\)"
+  ):
+    check_groups([group], CONFIG)
