@@ -51,6 +51,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	.venv/bin/python -m benchmarks.bench
+	.venv/bin/python -m benchmarks.decoding
 	.venv/bin/python -m benchmarks.fitting
 
 # The same work on Tunix, transformers and TRL, in environments of their own
