@@ -396,6 +396,7 @@ def _another(section, field):
     "loss.normalization": "none",
     "loss.zero_variance": "keep",
     "model.dtype": "bfloat16",
+    "model.dot_dtype": "float32",
     "model.qk_norm": "scaled",
     "model.no_rope_layers": "1",
     "model.query_temperature": 0.1,
@@ -417,7 +418,6 @@ def _another(section, field):
     "pipeline.algorithm": "ppo_off_policy",
     "sampler.dtype": "bfloat16",
     "sampler.kv_dtype": "bfloat16",
-    "model.dot_dtype": "bfloat16",
     "sampler.head_dtype": "bfloat16",
     "loss.head_dtype": "bfloat16",
     "length.control": "penalty",
@@ -514,7 +514,7 @@ def test_experts_survive_every_form():
 
 
 def test_a_checkpoint_has_its_own_architecture():
-  kept = {"dtype": "bfloat16", "remat": "block"}
+  kept = {"dtype": "bfloat16", "dot_dtype": "float32", "remat": "block"}
   assert ModelConfig(checkpoint="a/b", **kept).checkpoint == "a/b"
   text = _refusal(lambda: ModelConfig(checkpoint="a/b", width=48, num_heads=8))
   assert text.startswith("model.width, model.num_heads must be left at the")

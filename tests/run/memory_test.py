@@ -5,7 +5,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
@@ -30,6 +29,7 @@ from scalerl_jax.models.generator import (
 from scalerl_jax.models.policy import UNROLL_LAYERS
 from scalerl_jax.models.sharding import make_mesh
 from scalerl_jax.run import memory
+from scalerl_jax.sampling.sampler import Sampler
 from scalerl_jax.types import Batch
 from tests.helpers import small_policy
 from tests.runs import TINY
@@ -139,36 +139,64 @@ def test_parameters_are_those_of_a_policy_on_its_mesh():
 
 
 @pytest.mark.parametrize(
-  ("model", "sampler", "dtype"),
+  ("model", "sampler"),
   [
-    ("float32", "", "float32"),
-    ("bfloat16", "", "bfloat16"),
-    ("float32", "bfloat16", "bfloat16"),
+    ("float32", {}),
+    ("bfloat16", {}),
+    ("float32", {"dtype": "bfloat16"}),
+    ("float32", {"kv_dtype": "bfloat16"}),
   ],
 )
-def test_a_generator_holds_what_its_arrays_do(model, sampler, dtype):
+def test_weights_cross_as_the_generator_holds_them(model, sampler):
   model = dataclasses.replace(MODEL, dtype=model)
-  sampler = SamplerConfig(
-    slots=22, max_prompt_tokens=5, max_completion_tokens=7, dtype=sampler
-  )
-  rest, opened = memory.cache_bytes(
-    model, sampler, group_size=4, mesh=make_mesh()
-  )
-  graph, params = nnx.split(small_policy(model, vocab_size=V))
-  weights = cast(params, weight_dtypes(params, model, sampler))
-  assert memory.published_bytes(model, sampler, V, make_mesh()) == sum(
+  config = SamplerConfig(**sampler)
+  _, params = nnx.split(small_policy(model, vocab_size=V))
+  weights = cast(params, weight_dtypes(params, model, config))
+  assert memory.published_bytes(model, config, V, make_mesh()) == sum(
     x.nbytes for x in jax.tree.leaves(weights)
   )
-  policy = nnx.merge(generator_graph(graph, params, sampler), weights)
-  cache = jax.eval_shape(
-    lambda: policy.empty_cache(
-      prompts=10, slots=22, prompt_tokens=5, completion_tokens=7
+
+
+@pytest.mark.parametrize(
+  ("dtype", "own", "ways"),
+  [
+    ("float32", {}, 1),
+    ("bfloat16", {}, 2),
+    ("float32", {"dtype": "bfloat16"}, 1),
+    ("float32", {"kv_dtype": "bfloat16"}, 1),
+  ],
+)
+def test_a_cache_holds_what_its_arrays_do(dtype, own, ways):
+  model = dataclasses.replace(MODEL, dtype=dtype)
+  mesh = make_mesh(jax.devices()[:ways])
+  graph, params = nnx.split(small_policy(model, vocab_size=V, mesh=mesh))
+  for completion in (7, 64):
+    config = SamplerConfig(
+      slots=24, max_prompt_tokens=5, max_completion_tokens=completion, **own
     )
-  )
-  held = (cache.prompt_k, cache.prompt_v, cache.k, cache.v)
-  assert rest == sum(x.size * x.dtype.itemsize for x in held)
-  whole = 2 * np.prod((2, 22, 2, 16, 12)) * jnp.dtype(dtype).itemsize
-  assert opened == 1.5 * whole
+    widest, changing = memory.cache_bytes(
+      model, config, group_size=5, mesh=mesh
+    )
+    sampler = Sampler(
+      generator_graph(graph, params, config),
+      params,
+      config,
+      group_size=5,
+      eos_ids=(2,),
+      seed=0,
+      mesh=mesh,
+    )
+    layout = sampler._layout
+    cache = sampler.state_dict()["slots"].cache  # as wide as it can be
+
+    def held(*parts):
+      arrays = jax.tree.leaves(parts)
+      return sum(x.addressable_shards[0].data.nbytes for x in arrays)
+
+    rings = held(cache.rings)
+    assert widest == held(cache.prompt_k, cache.prompt_v) + rings
+    assert changing == (rings if len(layout.menu) > 1 else 0)
+    assert (len(layout.menu) > 1) == (completion == 64)
 
 
 def test_experts_count_for_the_tokens_that_they_see():

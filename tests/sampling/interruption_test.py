@@ -451,7 +451,8 @@ def test_without_interruption_a_chunk_remembers_nothing_of_thinking(room):
 
   def flags(sampler):
     """Whether a chunk makes anything of a flag a token and slot."""
-    jaxpr = jax.make_jaxpr(sampler._decode)(params, 0, sampler.state)
+    decode = sampler._programs.decode(sampler.state, sampler._layout.plan)
+    jaxpr = jax.make_jaxpr(decode)(params, 0, sampler.state)
     return any(
       variable.aval.shape == (TC, CONFIG.slots) and variable.aval.dtype == bool
       for equation in equations(jaxpr.jaxpr)
@@ -617,6 +618,7 @@ def test_a_marker_is_looked_for_in_the_completion_alone():
   state = empty_slots(
     kv_cache.empty_cache(
       layers=1,
+      unrolled=True,
       prompts=1,
       slots=5,
       kv_heads=1,
@@ -625,6 +627,7 @@ def test_a_marker_is_looked_for_in_the_completion_alone():
       completion_tokens=TC,
       dtype=jnp.float32,
     ),
+    completion_tokens=TC,
     interrupted=True,
   )
   # The ring's first columns and its last one make the marker with a 6 in all

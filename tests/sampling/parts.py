@@ -14,6 +14,6 @@ def restore(sampler, state):
   slots = jax.tree.map(
     lambda x, like: jax.device_put(x, like.sharding),
     state["slots"],
-    sampler.state,
+    sampler.state_dict()["slots"],
   )
   sampler.load_state_dict({**state, "slots": slots})
