@@ -140,8 +140,21 @@ def computed(micro_batches, width=12):
   }
 
 
+def sampled(steps, rows):
+  """Counters of decode steps of 11 slots and 12 keys, and of prompts of 5."""
+  return {
+    "decode_steps": steps,
+    "decoded_slots": steps * 11,
+    "decoded_keys": steps * 11 * 12,
+    "decoded_columns": steps * 11 * 12,
+    "prefilled_rows": rows,
+    "prefilled_tokens": rows * 5,
+    "prefilled_keys": rows * 5 * 5,
+  }
+
+
 def test_spent_is_what_the_programs_compute():
-  totals = Totals(decode_steps=9, prefilled_rows=4, **computed(4))
+  totals = Totals(**sampled(9, 4), **computed(4))
   generated = forward_by_hand(20, 5, 4) + forward_by_hand(9 * 11, 12, 9 * 11)
   trained = 3 * forward_by_hand(4 * 2 * 12, 12, 4 * 2 * 11)
   assert compute().spent_on_generation(totals) == generated
@@ -161,9 +174,9 @@ def test_rows_cost_their_own_width_and_full_is_what_was_asked_for():
 
 def test_flops_of_parts_add_up():
   # So that differences of counters may be given as well as counters.
-  first = Totals(decode_steps=3, prefilled_rows=2, **computed(1))
-  rest = Totals(decode_steps=6, prefilled_rows=3, **computed(5))
-  both = Totals(decode_steps=9, prefilled_rows=5, **computed(6))
+  first = Totals(**sampled(3, 2), **computed(1))
+  rest = Totals(**sampled(6, 3), **computed(5))
+  both = Totals(**sampled(9, 5), **computed(6))
   made = compute()
   assert made.spent(first) + made.spent(rest) == made.spent(both)
   assert made.full(2, 41) + made.full(3, 67) == made.full(5, 108)
@@ -171,7 +184,7 @@ def test_flops_of_parts_add_up():
 
 def test_only_counters_count():
   # Not the clock, not what was generated ahead, not the filter.
-  totals = Totals(decode_steps=9, prefilled_rows=4, **computed(4))
+  totals = Totals(**sampled(9, 4), **computed(4))
   later = dataclasses.replace(
     totals, train_seconds=7.0, skipped_steps=3, generated_tokens=11, chunks=2
   )
@@ -199,30 +212,34 @@ def test_shares_pass_and_anything_else_is_refused():
 # Bytes of decode steps.
 
 
-def _arrays_of_a_step(model, slots, columns):
+def _arrays_of_a_step(model, slots, columns, kv_dtype=""):
   """Bytes that one step touches, from arrays of a policy and its cache."""
   policy = Policy(model, vocab_size=VOCAB, rngs=nnx.Rngs(0))
-  item = jnp.dtype(model.dtype).itemsize
   weights = sum(x.size for x in jax.tree.leaves(nnx.state(policy)))
   cache = jax.eval_shape(
     lambda: policy.empty_cache(
-      prompts=3, slots=slots, prompt_tokens=5, completion_tokens=columns - 5
+      prompts=slots,
+      slots=slots,
+      prompt_tokens=5,
+      completion_tokens=columns - 5,
+      dtype=kv_dtype,
     )
   )
-  opened = jax.eval_shape(
-    lambda cache: kv_cache.open_cache(cache, unrolled=False), cache
-  )
-  read = opened.k.size + opened.v.size
-  return item * (weights + read + read // columns)
+  parts = jax.tree.leaves((cache.prompt_k, cache.prompt_v, cache.rings))
+  read = sum(x.size * x.dtype.itemsize for x in parts)
+  return jnp.dtype(model.dtype).itemsize * weights + read + read // columns
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_of_a_step_are_those_of_its_arrays(dtype):
+@pytest.mark.parametrize(
+  ("dtype", "kv"),
+  [("float32", ""), ("bfloat16", ""), ("float32", "bfloat16")],
+)
+def test_bytes_of_a_step_are_those_of_its_arrays(dtype, kv):
   model = dataclasses.replace(MODEL, dtype=dtype)
   told = accounting.decode_bytes(
-    model, vocab_size=VOCAB, steps=7, slots=11, columns=12
+    model, vocab_size=VOCAB, steps=7, slots=11, columns=12, kv_dtype=kv
   )
-  assert told == 7 * _arrays_of_a_step(model, 11, 12)
+  assert told == 7 * _arrays_of_a_step(model, 11, 12, kv)
 
 
 def test_rows_of_a_table_and_experts_out_of_reach_are_not_moved():
@@ -243,4 +260,4 @@ def test_rows_of_a_table_and_experts_out_of_reach_are_not_moved():
 def test_a_run_moved_the_bytes_of_its_decode_steps():
   compute = accounting.Compute(MODEL, SAMPLER, BATCH, vocab_size=VOCAB)
   wanted = 9 * _arrays_of_a_step(MODEL, 11, 12)
-  assert compute.decoded_bytes(Totals(decode_steps=9)) == wanted
+  assert compute.decoded_bytes(Totals(**sampled(9, 0))) == wanted

@@ -15,6 +15,7 @@ from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.peaks import Peak, Peaks
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.recorder import CUT_STEPS, SHOWN_SAMPLES, Recorder
+from scalerl_jax.sampling.work import Work
 from tests.runs import TINY, curve, evaluations, metrics, vary
 
 PROMPTS, SAMPLES = TINY.task.heldout_prompts, TINY.evaluation.samples
@@ -57,6 +58,23 @@ class _Evaluator(Evaluator):
     )
 
 
+# Of a step: six decode steps, and two micro-batches.
+SAMPLED = Work(
+  prefilled_rows=4,
+  prefilled_tokens=20,
+  prefilled_keys=100,
+  decoded_slots=6 * 8,
+  decoded_keys=6 * 8 * 12,
+  decoded_columns=6 * 8 * 12,
+)
+COMPUTED = {
+  "micro_batches": 2,
+  "computed_rows": 16,
+  "computed_tokens": 16 * 12,
+  "computed_keys": 16 * 12**2,
+}
+
+
 class Bench:
   """A recorder whose run is moved on by hand.
 
@@ -91,14 +109,12 @@ class Bench:
     totals = self.pipeline.totals
     totals.chunks += 2
     totals.decode_steps += 6
+    totals.count_sampled(SAMPLED)
     totals.drawn_tokens += 48
     totals.generated_tokens += 60
     totals.prompt_tokens += 20
     totals.trained_tokens += 50
-    totals.micro_batches += 2
-    totals.computed_rows += 16
-    totals.computed_tokens += 16 * 12
-    totals.computed_keys += 16 * 12**2
+    totals.count_computed(COMPUTED)
     totals.train_seconds += self.second
     self.pipeline.learner_watch.busy_seconds += 0.25 * self.second
     self.pipeline.sampler_watch.busy_seconds += 0.75 * self.second
@@ -271,7 +287,9 @@ def test_work_of_a_step_is_told_as_shares_of_what_the_machine_can_do(bench):
   line = metrics(one.folder, without=())[1]
   vocab_size = one.task.tokenizer.vocab_size
   compute = Compute(TINY.model, TINY.sampler, TINY.batch, vocab_size=vocab_size)
-  step = Totals(decode_steps=6, micro_batches=2)
+  step = Totals(decode_steps=6)
+  step.count_sampled(SAMPLED)
+  step.count_computed(COMPUTED)
   busy = {"learner": 0.125, "sampler": 0.375, "copy": 0.25}
   work = {
     "learner": compute.spent_on_training(step),
