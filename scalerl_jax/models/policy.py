@@ -157,17 +157,13 @@ class Policy(nnx.Module):
     Args:
       positions: that are rotated, from 0.
     """
-    layer_stack = self._stack()
     split = None
     if self.unrolled:
+      stack, depth = self._stack(), self.config.num_layers
+      held = [layer_weights(self.config, stack, i)[0] for i in range(depth)]
       split = tuple(
-        {
-          name: self._operand(name, weight)
-          for name, weight in layer_weights(self.config, layer_stack, i)[
-            0
-          ].items()
-        }
-        for i in range(self.config.num_layers)
+        {name: self._operand(name, layer[name]) for name in layer}
+        for layer in held
       )
     table = places_of(self.config, jnp.arange(positions, dtype=jnp.int32))
     return Prepared(split, table)

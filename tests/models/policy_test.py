@@ -215,6 +215,31 @@ def test_a_slot_used_again_sees_nothing_of_its_predecessor():
     )
 
 
+def test_prepared_weights_are_rounded_where_the_forward_rounds_them():
+  shape = dataclasses.replace(
+    SHAPE,
+    dot_dtype="bfloat16",
+    attention_bias=True,
+    qk_norm="scaled",
+    num_experts=3,
+    expert_width=5,
+    shared_expert=True,
+    dense_layers="0",
+  )
+  policy = small_policy(shape)
+  found = policy.prepare(9).layers
+  products = {"query", "key", "value", "out", "gate", "up", "down"}
+  for layer, weights_of_layer in enumerate(found):
+    for name, weight in weights_of_layer.items():
+      dtype = "bfloat16" if name in products else "float32"
+      stack = policy.layers[name][...]
+      # The dense layer comes first, so a stack of one is of either.
+      whole = stack[layer if len(stack) == 2 else 0]
+      assert weight.dtype == dtype, name
+      np.testing.assert_array_equal(weight, whole.astype(dtype), name)
+  assert set(found[0]) | set(found[1]) == set(policy.layers)
+
+
 def test_prefill_gives_the_hidden_states_of_the_forward():
   cached = Cached(GROUPED, clock=0)
   logits = _logits(cached.policy, *_padded(PROMPTS))

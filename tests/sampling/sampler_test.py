@@ -1,6 +1,7 @@
 """The sampler: round trips, addressed randomness, versions, stops, traces."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import numpy as np
@@ -378,14 +379,6 @@ LONG = SamplerConfig(
 )
 
 
-@pytest.fixture
-def small_plans(monkeypatch):
-  """Rings of 8, 16 and 20 columns, and plans that change often."""
-  monkeypatch.setattr(rings, "NARROWEST", 8)
-  monkeypatch.setattr(rings, "DENSE_COLUMNS", 1)
-  monkeypatch.setattr(rings, "AHEAD", 4)
-
-
 def _long_sampler(ways=1):
   """Completions of a few words, so that most end early and some do not."""
   mesh = make_mesh(jax.devices()[:ways])
@@ -417,6 +410,19 @@ def long_rollouts():
   return rollouts
 
 
+@pytest.fixture(scope="module")
+def planned(long_rollouts):
+  """The same on one device, with rings of 8, 16 and 20 columns in plans that
+  change often.
+  """
+  del long_rollouts  # was made with one plan
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(rings, "NARROWEST", 8)
+    patch.setattr(rings, "DENSE_COLUMNS", 1)
+    patch.setattr(rings, "AHEAD", 4)
+    yield _long_sampler()
+
+
 def _same_rollouts(found, expected, logps=1e-5):
   for left, right in zip(found, expected, strict=True):
     for name in ("tokens", "length", "finish"):
@@ -428,12 +434,19 @@ def _same_rollouts(found, expected, logps=1e-5):
     )
 
 
+# With four devices a plan of few slots would have one for each.
 @pytest.mark.parametrize(
-  "ways", [1, 2, pytest.param(4, marks=pytest.mark.slow)]
+  ("ways", "plans"),
+  [
+    (1, 4),
+    pytest.param(2, 4, marks=pytest.mark.slow),
+    pytest.param(4, 3, marks=pytest.mark.slow),
+  ],
 )
-@pytest.mark.usefixtures("small_plans")
-def test_any_plans_write_what_one_ring_writes(ways, long_rollouts):
-  sampler, params = _long_sampler(ways)
+def test_any_plans_write_what_one_ring_writes(
+  ways, plans, planned, long_rollouts
+):
+  sampler, params = planned if ways == 1 else _long_sampler(ways)
   layout, taken = sampler._layout, []
   choose = layout.choose
 
@@ -443,27 +456,31 @@ def test_any_plans_write_what_one_ring_writes(ways, long_rollouts):
       taken.append(choice[0])
     return choice
 
-  layout.choose = remember
-  found = sampler.generate(params, 0, _long_groups())
+  with mock.patch.object(layout, "choose", remember):
+    found = sampler.generate(params, 0, _long_groups())
   _same_rollouts(found, long_rollouts)
   # Narrow and wide, together and alone, few and all.
-  assert {sum(rows for rows, _ in plan) for plan in taken} == {4, 16}
   assert len({width for plan in taken for _, width in plan}) == 3
-  assert len(set(taken)) >= 4
+  assert len(set(taken)) >= plans
+  few = any(sum(rows for rows, _ in plan) == 4 for plan in taken)
+  assert few == (ways < 4)
   # Each program is compiled when its plan is first taken, and once.
-  programs = dict(sampler._programs._made)
-  decoded = {key[1] for key in programs if key[0] == "decode"}
-  assert decoded <= {*taken, layout.menu[0]} <= set(layout.menu)
+  programs = sampler._programs._made
+
+  def decoded():
+    return {key[1] for key in programs if key[0] == "decode"}
+
+  before = decoded()
+  assert before <= {*taken, layout.menu[0]} <= set(layout.menu)
   _same_rollouts(sampler.generate(params, 0, _long_groups()), found, logps=0.0)
-  assert sampler._programs._made == programs
-  assert programs.pop("insert")._cache_size() <= len(sampler._insert_sizes)
+  assert decoded() == before
   for key, program in programs.items():
-    assert program._cache_size() == 1, key
+    sizes = len(sampler._insert_sizes) if key == "insert" else 1
+    assert program._cache_size() <= sizes, key
 
 
-@pytest.mark.usefixtures("small_plans")
-def test_a_state_saved_under_any_plan_goes_on_identically():
-  sampler, params = _long_sampler()
+def test_a_state_saved_under_any_plan_goes_on_identically(planned):
+  sampler, params = planned
   new = jax.tree.map(lambda x: (x.shape, x.dtype), saved(sampler))
   halves, records, waiting = {}, {}, _long_groups()
   while waiting or sampler.busy:
