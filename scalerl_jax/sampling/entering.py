@@ -76,7 +76,7 @@ def sizes_of(config: SamplerConfig, *, groups: int, shards: int) -> Sizes:
     shards: equal parts of the slots.
   """
   prompts, most = set(), config.max_prompt_tokens
-  for power in (1, 2, 8, 32, 128):
+  for power in (2, 8, 32, 128):
     prompts.add(min(groups, -(-power // shards) * shards))
   widths = {most, *(n for n in (most // 2, most // 4) if n >= NARROWEST)}
   return Sizes(tuple(sorted({*prompts, groups})), tuple(sorted(widths)))

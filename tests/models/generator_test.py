@@ -105,5 +105,5 @@ def test_the_cache_is_in_the_generators_dtype():
       prompts=2, slots=3, prompt_tokens=5, completion_tokens=7
     )
   )
-  held = (cache.prompt_k, cache.prompt_v, cache.k, cache.v)
+  held = jax.tree.leaves((cache.prompt_k, cache.prompt_v, cache.rings))
   assert {x.dtype for x in held} == {jnp.dtype(jnp.bfloat16)}

@@ -509,11 +509,13 @@ def test_a_prompt_is_computed_once_for_all_of_its_group():
   sampler = Sampler(
     graph, params, config, group_size=16, eos_ids=(2,), seed=0, mesh=make_mesh()
   )
-  assert sampler.insert(params, 0, _groups(*range(4))) == 4
+  sampler.insert(params, 0, _groups(*range(4)))
+  work = sampler.take_work()
+  assert (work.prefilled_rows, work.prefilled_tokens) == (4, 4 * 9)
   assert (sampler.state.length == 1).all()
   # The program has no row of prompt tokens for each completion.
   insert = sampler._programs.insert(sampler.state)
-  entry = no_entry(4, config, places=8, group_size=16)
+  entry = no_entry(4, 9, config, places=8, group_size=16)
   jaxpr = jax.make_jaxpr(insert)(
     params, np.int32(0), without_rings(sampler.state), sampler._key, *entry
   )
