@@ -36,7 +36,7 @@ def _batch(correct=CORRECT):
 
 def _short(batch, longest):
   """The same rows cut to at most so many tokens."""
-  inside = np.arange(T) < longest
+  inside = np.broadcast_to(np.arange(T) < longest, (B, T))
   return dataclasses.replace(
     batch,
     segment_ids=batch.segment_ids * inside,

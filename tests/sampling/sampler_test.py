@@ -475,7 +475,7 @@ def test_any_plans_write_what_one_ring_writes(
   _same_rollouts(sampler.generate(params, 0, _long_groups()), found, logps=0.0)
   assert decoded() == before
   for key, program in programs.items():
-    sizes = len(sampler._insert_sizes) if key == "insert" else 1
+    sizes = len(sampler._sizes.prompts) if key == "insert" else 1
     assert program._cache_size() <= sizes, key
 
 
