@@ -18,8 +18,8 @@ from scalerl_jax.models.generator import generator_model, weight_dtype
 from scalerl_jax.models.plan import parameter_plan
 from scalerl_jax.models.policy import UNROLL_LAYERS
 from scalerl_jax.models.sharding import RULES, partition_spec
+from scalerl_jax.sampling.occupancy import slot_shards
 from scalerl_jax.sampling.rings import NARROWEST
-from scalerl_jax.sampling.sampler import slot_shards
 
 FLOAT = 4  # bytes of a float32
 MOMENTS = 2  # AdamW's

@@ -3,8 +3,17 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jax.sharding import Mesh
 
 FREE = -1
+
+
+def slot_shards(mesh: Mesh, slots: int, group_size: int) -> int:
+  """Parts of the slots that need nothing of each other: one a device of the
+  batch axes, if each holds a whole group.
+  """
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  return ways if not slots % ways and slots // ways >= group_size else 1
 
 
 class Occupancy:

@@ -98,18 +98,25 @@ class Programs:
     )
 
   def repack(
-    self, state: SlotState, held: Plan, plan: Plan, order: np.ndarray
+    self,
+    state: SlotState,
+    held: Plan,
+    plan: Plan,
+    order: np.ndarray,
+    *,
+    young: bool = False,
   ) -> SlotState:
     """The state under another plan; see `rings.repack`."""
     moved = bool((order != np.arange(len(order))).any())
-    change = functools.partial(repack, plan=plan, moved=moved)
+    change = functools.partial(repack, plan=plan, moved=moved, young=young)
     order = order.astype(np.int32)
 
     def make() -> Any:
       shape = jax.eval_shape(change, state, order)
       return jax.jit(change, out_shardings=self._shardings(shape))
 
-    return self._program(("repack", held, plan, moved), make)(state, order)
+    key = "repack", held, plan, moved, young
+    return self._program(key, make)(state, order)
 
   def fill_up(self, state: SlotState, held: Plan, full: Plan) -> SlotState:
     """The state in the full shape, as it is saved."""

@@ -95,6 +95,11 @@ class Layout:
     self.menu = menu(slots, columns, shards)
     self.full: Plan = ((slots, columns),)
     self.plan = self.menu[0]
+    self.steps = 0  # since a ring's first column was written, at most
+
+  def is_young(self, plan: Plan) -> bool:
+    """Whether no ring, of this plan or the present one, has gone round."""
+    return self.steps <= min(width for _, width in (*self.plan, *plan))
 
   def needs(self, ages: np.ndarray, ahead: int = 0) -> np.ndarray:
     """Columns that each slot will own after one more chunk; 0: nobody.
@@ -179,7 +184,12 @@ def map_rings(
 
 
 def repack(
-  state: SlotState, order: Int[Array, " S"], *, plan: Plan, moved: bool
+  state: SlotState,
+  order: Int[Array, " S"],
+  *,
+  plan: Plan,
+  moved: bool,
+  young: bool,
 ) -> SlotState:
   """The same completions under another plan.
 
@@ -188,6 +198,8 @@ def repack(
     order: present slot of each future one, each shard within itself.
     plan: static; wide enough for what its slots own.
     moved: static, whether `order` changes anything.
+    young: static, whether no ring has gone round: columns are where they were
+      then, and are not looked for.
   """
   cache: KVCache = state.cache
   slots, shards = len(cache.group), cache.shards
@@ -199,21 +211,15 @@ def repack(
     if held == columns:
       return part
 
-    def in_place(part: Array) -> Array:
+    if young:
       missing = [(0, 0)] * part.ndim
       missing[axis] = (0, max(0, columns - held))
       kept = jax.lax.slice_in_dim(part, 0, min(held, columns), axis=axis)
       return jnp.pad(kept, missing)
-
-    def turned(part: Array) -> Array:
-      target = jnp.arange(columns, dtype=jnp.int32)
-      age = (cache.clock - 1 - target) % columns
-      source = (cache.clock - 1 - age) % held
-      return jnp.take(part, source, axis=axis, mode="clip")
-
-    # Until a ring has gone round its columns are where they were.
-    straight = cache.clock <= min(held, columns)
-    return jax.lax.cond(straight, in_place, turned, part)
+    target = jnp.arange(columns, dtype=jnp.int32)
+    age = (cache.clock - 1 - target) % columns
+    source = (cache.clock - 1 - age) % held
+    return jnp.take(part, source, axis=axis, mode="clip")
 
   def moved_rows(parts: Sequence[Array], axis: int) -> list[Any]:
     """Parts of the rings under `plan`, from those that there are."""

@@ -24,7 +24,7 @@ from scalerl_jax.sampling.entering import (
   sizes_of,
 )
 from scalerl_jax.sampling.interruption import Interruption
-from scalerl_jax.sampling.occupancy import Occupancy
+from scalerl_jax.sampling.occupancy import Occupancy, slot_shards
 from scalerl_jax.sampling.programs import Programs
 from scalerl_jax.sampling.rings import Layout, Plan
 from scalerl_jax.sampling.slots import SlotState, read_slots, without_rings
@@ -202,15 +202,17 @@ class Sampler:
     if choice is not None:
       self._repack(*choice)
     self.occupancy.grow_older()
+    self._layout.steps += self.config.chunk
     decode = self._programs.decode(self.state, self._layout.plan)
     with jax.set_mesh(self.mesh):
       self.state, self._stats = decode(params, np.int32(version), self.state)
 
   def _repack(self, plan: Plan, order: np.ndarray) -> None:
     """Slots and rings as `plan` has them."""
+    held, young = self._layout.plan, self._layout.is_young(plan)
     with jax.set_mesh(self.mesh):
       self.state = self._programs.repack(
-        self.state, self._layout.plan, plan, order
+        self.state, held, plan, order, young=young
       )
     self.occupancy.move(order)
     self._layout.plan = plan
@@ -294,6 +296,7 @@ class Sampler:
 
   def _rewind(self) -> None:
     """Rings as at first, so that equal calls have equal bits."""
+    self._layout.steps = 0
     if self._layout.plan != self._layout.menu[0]:
       self._repack(self._layout.menu[0], np.arange(self.config.slots))
     cache = self.state.cache
@@ -359,18 +362,11 @@ class Sampler:
     rings = np.asarray(occupancy.pop("rings")).tolist()
     plan: Plan = tuple((slots, width) for slots, width in rings if slots)
     self._layout.plan, full = plan, self._layout.full
+    self._layout.steps = int(state["slots"].cache.clock)
     with jax.set_mesh(self.mesh):
       self.state = self._programs.cut_back(state["slots"], plan, full)
     self.occupancy.load_state_dict(occupancy)
     self._stats = None
-
-
-def slot_shards(mesh: Mesh, slots: int, group_size: int) -> int:
-  """Parts of the slots that need nothing of each other: one a device of the
-  batch axes, if each holds a whole group.
-  """
-  ways = mesh.shape["data"] * mesh.shape["fsdp"]
-  return ways if not slots % ways and slots // ways >= group_size else 1
 
 
 def _records(state: SlotState) -> SlotState:

@@ -259,10 +259,14 @@ def test_columns_stay_with_their_slots_under_every_plan(shards, unrolled, half):
       continue
     moved = old == new or turn % 4 < 2
     order = mixed if moved else same
-    program = jax.jit(functools.partial(rings.repack, plan=new, moved=moved))
+    program = functools.partial(rings.repack, plan=new, moved=moved)
+    program = jax.jit(program, static_argnames="young")
+    narrowest = min(columns for _, columns in (*old, *new))
     for clock in (0, 3, 4, 7, 8, 21):
       state, held = _state(old, shards=shards, unrolled=unrolled, clock=clock)
-      found = program(state, jnp.asarray(order, jnp.int32))
+      # Both ways for columns that are where they were written first.
+      young = clock in (3, 4) and clock <= narrowest
+      found = program(state, jnp.asarray(order, jnp.int32), young=young)
       _check_repacked(
         jax.device_get(found), state, order, (old, new), held, shards
       )
@@ -327,3 +331,15 @@ def test_a_state_is_saved_in_one_shape_and_comes_back(shards, unrolled):
     again = rings.cut_back(saved, plan)
     jax.tree.map(np.testing.assert_array_equal, again, state)
   assert len(shapes) == 1
+
+
+def test_a_plan_is_young_until_a_ring_of_it_has_gone_round():
+  layout = rings.Layout(256, 128, chunk=16, shards=1)
+  narrow, wide = ((256, 32),), ((256, 64),)
+  assert layout.plan == narrow
+  for steps, young in ((0, True), (32, True), (33, False)):
+    layout.steps = steps
+    assert layout.is_young(wide) == young
+  layout.plan = wide
+  assert layout.is_young(((256, 96),))
+  assert not layout.is_young(narrow)
