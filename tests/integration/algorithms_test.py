@@ -4,6 +4,7 @@ import collections
 import itertools
 import signal
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
