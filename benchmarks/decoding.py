@@ -16,7 +16,8 @@ import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 
 from benchmarks.bench import median, tell  # noqa: E402
-from scalerl_jax.config import ModelConfig, SamplerConfig  # noqa: E402
+from benchmarks.shapes import PEERS  # noqa: E402
+from scalerl_jax.config import SamplerConfig  # noqa: E402
 from scalerl_jax.models.policy import Policy  # noqa: E402
 from scalerl_jax.models.sharding import make_mesh  # noqa: E402
 from scalerl_jax.sampling.sampler import Group, Sampler  # noqa: E402
@@ -24,21 +25,12 @@ from scalerl_jax.types import Rollout  # noqa: E402
 
 REPEATS = 5
 VOCABULARY = 1024
-MODEL = ModelConfig(
-  width=256,
-  num_layers=4,
-  num_heads=4,
-  num_kv_heads=2,
-  head_width=64,
-  mlp_width=768,
-  qk_norm="scaled",
-)
 
 
 def make_policy():
   """A random policy on both devices."""
   mesh = make_mesh(jax.devices())
-  policy = Policy(MODEL, vocab_size=VOCABULARY, rngs=nnx.Rngs(0), mesh=mesh)
+  policy = Policy(PEERS, vocab_size=VOCABULARY, rngs=nnx.Rngs(0), mesh=mesh)
   return mesh, *nnx.split(policy)
 
 
