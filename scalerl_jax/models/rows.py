@@ -58,7 +58,6 @@ def put_rows(
   share = parts.shape[1]
   first = jnp.arange(shards, dtype=index.dtype)[:, None] * share
   local = index.reshape(shards, -1) - first
-  local = jnp.where((local >= 0) & (local < share), local, share)
   new = rows.reshape(shards, -1, *rows.shape[1:])
   return jax.vmap(put)(parts, local, new).reshape(x.shape)
 
