@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from scalerl_jax.run.host import visible_cores
+from scalerl_jax.run.host import prepare_cpu, visible_cores
 
 REPEATS = 15  # odd: the median is one of them
 
@@ -262,6 +262,7 @@ def main() -> None:
 
 if __name__ == "__main__":
   if len(sys.argv) > 1:
+    prepare_cpu()  # what `run_alone` has said wins
     {
       "sampling": sampling,
       "learning": learning,
