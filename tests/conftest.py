@@ -15,6 +15,8 @@ import hypothesis
 import jax
 import matplotlib
 
+# Scripts for a Python of their own, with packages that are not ours.
+collect_ignore = ["fixtures/smollm2"]
 jax.config.update("jax_numpy_rank_promotion", "raise")
 matplotlib.use("Agg")
 # The same examples every time, however slow the machine is today.
