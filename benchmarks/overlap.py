@@ -6,11 +6,17 @@ budget; how many groups of a batch are mixed sets the learner's share of the
 work, since the train step leaves constant groups out. A first phase measures
 the cost of a step at two such shares and takes the one of the wanted ratio.
 Synchronous is `max_staleness` 0. All figures are of one process, the two
-schedules in turn.
+schedules in turn. XLA's products take an idle core's thread, whatever was asked
+for, so while only one side runs the process is kept on one core: a device is a
+thread. Without that (`on_both_cores`) a half alone has two.
 """
 
+import contextlib
 import dataclasses
+import os
+import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,21 @@ PROMPT, BUDGET, CHUNK = 64, 32, 8
 STEPS, WARM = 14, 4  # of a run; its first and its last two do not count
 REPEATS = 3  # odd: the median is one of them
 SPLITS = {"1:1": 1.0, "generation 4:1": 0.25, "training 4:1": 4.0}
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+  """Keeps all threads that this process has now on one core."""
+  tasks = [int(task.name) for task in pathlib.Path("/proc/self/task").iterdir()]
+  before = {task: os.sched_getaffinity(task) for task in tasks}
+  for task, cores in before.items():
+    os.sched_setaffinity(task, {min(cores)})
+  try:
+    yield
+  finally:
+    for task, cores in before.items():
+      with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        os.sched_setaffinity(task, cores)
 
 
 class Ration:
@@ -159,10 +180,11 @@ def mixed_groups(sides: Sides) -> dict[str, int]:
   few, many = 2, GROUPS - 2
   sides.run(few, 0)  # what compiles outside of sampler and learner
   # The quicker of two runs each: what else runs only ever slows one down.
-  low, high = (
-    min((sides.run(n, 0) for _ in range(2)), key=lambda run: run["step"])
-    for n in (few, many)
-  )
+  with one_core():
+    low, high = (
+      min((sides.run(n, 0) for _ in range(2)), key=lambda run: run["step"])
+      for n in (few, many)
+    )
   slope = (high["training"] - low["training"]) / (many - few)
   generation = (low["generation"] + high["generation"]) / 2
   return {
@@ -183,11 +205,14 @@ def overlap(tell: Any) -> None:
   """
   sides = Sides()
   for split, mixed in mixed_groups(sides).items():
-    runs: dict[int, list[dict[str, float]]] = {0: [], 2: []}
+    runs: dict[str, list[dict[str, float]]] = {}
     for _ in range(REPEATS):
-      for staleness, found in runs.items():
-        found.append(sides.run(mixed, staleness))
-    alone, beside = _medians(runs[0]), _medians(runs[2])
+      with one_core():
+        runs.setdefault("alone", []).append(sides.run(mixed, 0))
+      runs.setdefault("both cores", []).append(sides.run(mixed, 0))
+      runs.setdefault("beside", []).append(sides.run(mixed, 2))
+    alone, beside = _medians(runs["alone"]), _medians(runs["beside"])
+    both = _medians(runs["both cores"])
     larger = max(alone["training"], alone["generation"])
     tell(
       "overlap",
@@ -201,6 +226,9 @@ def overlap(tell: Any) -> None:
       asynchronous_over_synchronous=beside["step"] / alone["step"],
       asynchronous_over_larger_half_beside_each_other=beside["step"]
       / max(beside["training"], beside["generation"]),
+      generation_seconds_on_both_cores=both["generation"],
+      training_seconds_on_both_cores=both["training"],
+      synchronous_step_on_both_cores=both["step"],
       sampler_waits=1 - beside["generation"] / beside["step"],
       learner_waits=1 - beside["training"] / beside["step"],
       publish_over_chunk=beside["publish"] / beside["chunk"],

@@ -589,6 +589,7 @@ class BatchConfig:
   micro_batch: int = 64  # full rows a forward and backward pass; its budget
   width_buckets: int = 1  # widths that rows are cut to; narrow ones: more rows
   packing: int = 0  # tokens of a row that completions share; 0: a row each
+  share_prompts: bool = False  # a prompt is computed once for its group
 
   def __post_init__(self):
     _check_types("batch", self)
@@ -615,6 +616,21 @@ class BatchConfig:
       f"1 with batch.packing ({self.packing}), whose rows are full already",
       self.width_buckets,
     )
+    if self.share_prompts:
+      _check(
+        not self.packing,
+        "batch.share_prompts",
+        f"off with batch.packing ({self.packing}), whose rows hold a prompt for"
+        " each completion",
+        self.share_prompts,
+      )
+      _check(
+        self.micro_batch % self.group_size == 0,
+        "batch.micro_batch",
+        "a multiple of batch.group_size with batch.share_prompts, whole groups"
+        f" of {self.group_size}",
+        self.micro_batch,
+      )
 
   @property
   def completions(self) -> int:

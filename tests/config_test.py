@@ -173,6 +173,13 @@ OUTSIDE = [
   ("batch.packing", (-1,), {}, "0 or more"),
   ("batch.width_buckets", (0, -1), {}, "above 0"),
   ("batch.width_buckets", (2,), {"packing": 64}, "1 with batch.packing"),
+  ("batch.share_prompts", (True,), {"packing": 64}, "off with batch.packing"),
+  (
+    "batch.micro_batch",
+    (24, 8),
+    {"share_prompts": True},
+    "a multiple of batch.group_size with batch.share_prompts",
+  ),
   ("loss.name", ("", "ppo", "CISPO"), {}, f"one of {LOSSES}"),
   ("loss.clip_max", (0.0, -1.0, NAN), {}, "above 0"),
   ("loss.clip_low", (0.0, -0.1, 1.1, NAN), {}, "in (0, 1]"),

@@ -162,6 +162,7 @@ def step(graph, params, mesh):
       group_size=workloads.GROUP,
       micro_batch=MICRO_BATCH,
       max_completion_tokens=workloads.COMPLETION,
+      share_prompts=True,
     ),
     mesh,
   )

@@ -113,6 +113,7 @@ def collate(
     ).astype(np.float32),
     correct=correct.reshape(rows).astype(np.int32),
     rewards=rewards.reshape(rows).astype(np.float32),
+    prompt_length=prompt_length[:, 0].astype(np.int32),
   )
 
 

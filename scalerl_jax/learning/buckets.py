@@ -9,12 +9,33 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from scalerl_jax.models.attention import pairs
+
 
 class Bucket(NamedTuple):
-  """One shape of micro-batch."""
+  """One shape of micro-batch: of rows, or of groups behind their prompts."""
 
-  width: int  # tokens of a row
-  rows: int  # rows of a micro-batch
+  width: int  # tokens of a row; of a completion where prompts are apart
+  rows: int  # rows of a micro-batch, or groups
+  group_size: int = 1  # completions of a group
+  prompt: int = 0  # tokens of a prompt that a group shares; 0: in the row
+
+  @property
+  def tokens(self) -> int:
+    """Positions that a micro-batch computes, padding included."""
+    return self.rows * (self.prompt + self.group_size * self.width)
+
+  @property
+  def logits(self) -> int:
+    """Positions that get logits: without prompts apart all but a row's last."""
+    width = self.width if self.prompt else self.width - 1
+    return self.rows * self.group_size * width
+
+  @property
+  def keys(self) -> int:
+    """Keys that all these positions are multiplied with, masked ones too."""
+    own = pairs(self.width) + self.width * self.prompt
+    return self.rows * (pairs(self.prompt) + self.group_size * own)
 
 
 def make_buckets(
@@ -35,14 +56,50 @@ def make_buckets(
     Strictly narrower from one to the next.
 
   Example:
-    >>> make_buckets(10, 3, micro_batch=2, rows=12)
-    (Bucket(width=10, rows=2), Bucket(width=7, rows=2), Bucket(width=4, rows=4))
+    >>> [bucket[:2] for bucket in make_buckets(10, 3, micro_batch=2, rows=12)]
+    [(10, 2), (7, 2), (4, 4)]
   """
   widths = sorted({-(-width * i // count) for i in range(1, count + 1)})
   return tuple(
     Bucket(w, micro_batch * min(width // w, rows // micro_batch))
     for w in reversed(widths)
   )
+
+
+def layout(
+  *,
+  rows: int,
+  prompt: int,
+  completion: int,
+  micro_batch: int,
+  width_buckets: int = 1,
+  packing: int = 0,
+  shared: int = 0,
+) -> tuple[Bucket, ...]:
+  """The shapes of micro-batch of a step, the widest first.
+
+  Args:
+    rows: B, completions of a step.
+    prompt: Tp, columns that hold any prompt.
+    completion: Tc, columns that hold any completion.
+    micro_batch: completions of full width that are computed together.
+    width_buckets: widths of rows, or of completions behind a shared prompt.
+    packing: tokens of a row that completions share; 0: a row each.
+    shared: completions whose prompt is computed once; 0: each has its own.
+  """
+  if packing:
+    return (Bucket(packing, micro_batch),)
+  if not shared:
+    return make_buckets(
+      prompt + completion, width_buckets, micro_batch=micro_batch, rows=rows
+    )
+  of_groups = make_buckets(
+    completion,
+    width_buckets,
+    micro_batch=micro_batch // shared,
+    rows=rows // shared,
+  )
+  return tuple(Bucket(*b[:2], shared, prompt) for b in of_groups)
 
 
 def row_lengths(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:
@@ -75,7 +132,8 @@ def fill_buckets(
   bucket = jnp.where(keep, bucket, len(buckets))
   order = jnp.argsort(bucket, stable=True)
   counts, first = [], jnp.int32(0)
-  for number, (_, rows) in enumerate(buckets):
+  for number, bucket_shape in enumerate(buckets):
+    rows = bucket_shape.rows
     end = (bucket <= number).sum(dtype=jnp.int32)
     count = jnp.maximum(end - first + rows - 1, 0) // rows
     counts.append(count)

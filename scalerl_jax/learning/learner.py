@@ -78,25 +78,28 @@ class Learner:
     """Waits for the running update and returns its metrics.
 
     Those of the step and what it computed, padding included: `micro_batches`,
-    `computed_rows`, `computed_tokens`, `computed_keys` (that queries were
-    multiplied with), and which share of these tokens was padding.
+    `computed_tokens`, `computed_logits` (those of them that got logits),
+    `computed_keys` (that they were multiplied with), and which share of these
+    tokens was padding.
     """
     if self._metrics is None:
       raise ValueError("no update is running; call start first")
     found = {name: np.asarray(value) for name, value in self._metrics.items()}
     self._metrics = None
     counts = found.pop("micro_batches").tolist()
-    ran = zip(counts, self._buckets, strict=True)
+    ran = list(zip(counts, self._buckets, strict=True))
     metrics = {name: float(value) for name, value in found.items()}
-    shapes = [(count * b.rows, b.width) for count, b in ran]
-    tokens = sum(rows * width for rows, width in shapes)
-    filled = metrics.pop("row_tokens")
+
+    def computed(what: str) -> int:
+      return sum(int(n) * getattr(b, what) for n, b in ran)
+
+    tokens, filled = computed("tokens"), metrics.pop("row_tokens")
     # On the host: a float32 would not hold these numbers.
     return metrics | {
       "micro_batches": sum(counts),
-      "computed_rows": float(sum(rows for rows, _ in shapes)),
+      "computed_logits": float(computed("logits")),
       "computed_tokens": float(tokens),
-      "computed_keys": float(sum(rows * w * w for rows, w in shapes)),
+      "computed_keys": float(computed("keys")),
       "padding_share": 1.0 - filled / tokens if tokens else 0.0,
     }
 

@@ -14,27 +14,28 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from scalerl_jax.config import LossConfig
 from scalerl_jax.learning.buckets import (
   Bucket,
   fill_buckets,
-  make_buckets,
+  layout,
   row_lengths,
 )
 from scalerl_jax.learning.packing import trained_rows, unpack
+from scalerl_jax.learning.scoring import (
+  CUT_LOGP,
+  Warp,
+  completion_logps,
+  group_logps,
+  row_logps,
+)
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import constrain
 from scalerl_jax.objectives import clipping, losses
 from scalerl_jax.objectives.advantages import group_advantages
 from scalerl_jax.objectives.aggregation import aggregation_weights
-from scalerl_jax.objectives.logprobs import (
-  entropy,
-  score_in_chunks,
-  token_logps,
-  warp_logits,
-)
 from scalerl_jax.types import Batch, Packed
 
 # name -> (logps [B, T], batch, advantages [B], the config's section) -> token
@@ -66,8 +67,6 @@ LOSSES: dict[str, TokenLoss] = {
   ),
 }
 
-CUT_LOGP = -1e4  # nats
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
@@ -86,62 +85,13 @@ class TrainSettings:
   policy: Any  # nnx.GraphDef
   optimizer: optax.GradientTransformation
   loss: LossConfig
-  warp: tuple[tuple[str, Any], ...]  # keywords of `warp_logits`, the sampler's
+  warp: Warp  # the sampler's
   group_size: int
   micro_batch: int
   max_completion_tokens: int
   packing: int = 0  # tokens of a row that completions share; 0: a row each
   width_buckets: int = 1  # widths that a row may be padded to
-
-
-def row_logps(
-  policy: Policy,
-  tokens: Int[Array, "R T"],
-  segment_ids: Int[Array, "R T"],
-  warp: tuple[tuple[str, Any], ...],
-  *,
-  chunk: int = 0,
-) -> tuple[Float[Array, "R T"], Float[Array, "R T"]]:
-  """log π of each token given those before it, and the entropy it was drawn
-  from, under the distribution that the sampler draws from.
-
-  Args:
-    policy: its hidden states and its head.
-    tokens: rows of one segment or several.
-    segment_ids: 0 on padding.
-    warp: keywords of `warp_logits`.
-    chunk: tokens that have logits at the same time; 0: all.
-
-  Returns:
-    `[R, T]` each, nats; position 0 holds 0, padding and the first token of a
-    segment hold anything finite.
-  """
-
-  def score(hidden: Array, tokens: Array) -> tuple[Array, Array]:
-    logits = warp_logits(policy.head(hidden), **dict(warp))
-    logps = token_logps(logits, tokens)
-    # A token that today's top-k or top-p would cut has log π = −inf; floored,
-    # it keeps a ratio of e⁻²⁰ and no gradient, where −inf would end the run.
-    logps = jnp.maximum(logps, CUT_LOGP)
-    return logps, entropy(jax.lax.stop_gradient(logits))
-
-  hidden = policy.hidden(tokens, None, segment_ids)
-  logps, spread = score_in_chunks(
-    score, hidden[:, :-1], tokens[:, 1:], chunk=chunk
-  )
-  shift = ((0, 0), (1, 0))
-  return jnp.pad(logps, shift), jnp.pad(spread, shift)
-
-
-def completion_logps(
-  policy: Policy,
-  batch: Batch,
-  warp: tuple[tuple[str, Any], ...],
-  *,
-  chunk: int = 0,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-  """`row_logps` of a batch with a row a completion."""
-  return row_logps(policy, batch.tokens, batch.segment_ids, warp, chunk=chunk)
+  share_prompts: bool = False  # a prompt is computed once for its group
 
 
 def global_weights(
@@ -176,13 +126,17 @@ def global_weights(
 def step_buckets(batch: Batch, settings: TrainSettings) -> tuple[Bucket, ...]:
   """The shapes of micro-batch of a step, the widest first."""
   rows, width = batch.mask.shape
-  if batch.packed is not None:
-    return (Bucket(batch.packed.tokens.shape[1], settings.micro_batch),)
-  return make_buckets(
-    width,
-    settings.width_buckets,
-    micro_batch=settings.micro_batch,
+  shared = settings.group_size if settings.share_prompts else 0
+  prompt = width - settings.max_completion_tokens if shared else 0
+  packed: Packed | None = batch.packed
+  return layout(
     rows=rows,
+    prompt=prompt,
+    completion=width - prompt,
+    micro_batch=settings.micro_batch,
+    width_buckets=settings.width_buckets,
+    packing=0 if packed is None else packed.tokens.shape[1],
+    shared=shared,
   )
 
 
@@ -206,7 +160,8 @@ def train_step(
     has one for each of `step_buckets`.
 
   Raises:
-    ValueError: `settings.micro_batch` does not divide the rows.
+    ValueError: `settings.micro_batch` does not divide the rows, or prompts are
+      shared and the batch does not say where they end.
   """
   total, length = batch.mask.shape
   if total % settings.micro_batch:
@@ -214,13 +169,27 @@ def train_step(
       f"micro_batch must divide the {total} rows of the batch, got"
       f" {settings.micro_batch}"
     )
+  if settings.share_prompts and batch.prompt_length is None:
+    raise ValueError(
+      "a batch's prompt_length must say where its prompts end if they are"
+      " shared, got None: `collate` sets it"
+    )
   advantages, weights, keep = global_weights(batch, settings)
-  kept = keep.sum(dtype=jnp.int32)
+  kept = keep.sum(dtype=jnp.float32)
   packed: Packed | None = batch.packed
   buckets = step_buckets(batch, settings)
   lengths = row_lengths(batch.segment_ids)
+  filled = jnp.sum(lengths * keep, dtype=jnp.float32)
+  # What is computed together: a row, or a group and its prompt.
+  unit = buckets[0].group_size
+  learnt = keep.reshape(-1, unit).any(axis=1)
+  if settings.share_prompts:
+    asked = batch.prompt_length
+    lengths = (lengths - asked).reshape(-1, unit).max(axis=1)
+    filled -= jnp.sum(asked * keep, dtype=jnp.float32)
+    filled += jnp.sum(asked[::unit] * learnt, dtype=jnp.float32)
   if packed is None:
-    order, counts = fill_buckets(lengths, keep, buckets)
+    order, counts = fill_buckets(lengths, learnt, buckets)
   else:
     order = jnp.arange(total, dtype=jnp.int32)
     size = settings.micro_batch
@@ -234,14 +203,31 @@ def train_step(
     return constrain(picked, ("batch",) + (None,) * (picked.ndim - 1))
 
   def objective(
-    params: nnx.State, index: Array, shown: Array, width: int
+    params: nnx.State, index: Array, shown: Array, bucket: Bucket
   ) -> tuple[Array, dict]:
     policy: Policy = nnx.merge(settings.policy, params)
-    pick = functools.partial(rows, index=index, width=width)
+    if settings.share_prompts:
+      member = jnp.arange(unit, dtype=jnp.int32)[None]
+      index = (index[:, None] * unit + member).reshape(-1)
+      shown = jnp.repeat(shown, unit)
+    cut = length if settings.share_prompts else bucket.width
+    pick = functools.partial(rows, index=index, width=cut)
     if packed is None:
       part = jax.tree.map(pick, batch)
-      scores = completion_logps(policy, part, settings.warp, chunk=chunk)
       pushes = pick(advantages)
+      scores = (
+        group_logps(
+          policy,
+          part,
+          settings.warp,
+          group_size=unit,
+          prompt=bucket.prompt,
+          width=bucket.width,
+          chunk=chunk,
+        )
+        if settings.share_prompts
+        else completion_logps(policy, part, settings.warp, chunk=chunk)
+      )
       # A row that fills up the last micro-batch may have had its turn.
       shares = jnp.where(shown[:, None], pick(weights), 0.0)
       counted = part.mask & (pick(keep) & shown)[:, None]
@@ -263,9 +249,9 @@ def train_step(
     gradients, loss, sums = carry
     first += m * bucket.rows
     index = jax.lax.dynamic_slice_in_dim(order, first, bucket.rows)
-    shown = first + jnp.arange(bucket.rows, dtype=jnp.int32) < kept
+    shown = first + jnp.arange(bucket.rows, dtype=jnp.int32) < ready
     (part, part_sums), gradient = jax.value_and_grad(objective, has_aux=True)(
-      state.params, index, shown, bucket.width
+      state.params, index, shown, bucket
     )
     return (
       jax.tree.map(jnp.add, gradients, gradient),
@@ -275,7 +261,7 @@ def train_step(
 
   zeros = jax.tree.map(jnp.zeros_like, state.params)
   summed = zeros, jnp.zeros(()), _no_sums()
-  first = jnp.int32(0)
+  first, ready = jnp.int32(0), learnt.sum(dtype=jnp.int32)
   for bucket, count in zip(buckets, counts, strict=True):
     body = functools.partial(accumulate, first=first, bucket=bucket)
     summed = jax.lax.fori_loop(0, count, body, summed)
@@ -298,9 +284,9 @@ def train_step(
     "loss": loss,
     "gradient_norm": norm,
     "skipped": (kept == 0).astype(jnp.float32),
-    "effective_batch": kept.astype(jnp.float32),
+    "effective_batch": kept,
     "micro_batches": jnp.stack(counts).astype(jnp.float32),
-    "row_tokens": jnp.sum(lengths * keep, dtype=jnp.float32),
+    "row_tokens": filled,
     "kept_tokens": sums["tokens"],
     "entropy": sums["entropy"] / tokens,
     "ratio_mean": jnp.where(kept > 0, sums["ratio"] / tokens, 1.0),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from scalerl_jax.config import ModelConfig, SamplerConfig
-from scalerl_jax.models.policy import with_head_dtype
+from scalerl_jax.models.policy import Policy
 
 ROUTER = "router"  # a bfloat16 body reads it in float32 too
 
@@ -31,6 +31,21 @@ def generator_model(model: ModelConfig, sampler: SamplerConfig) -> ModelConfig:
     'bfloat16'
   """
   return dataclasses.replace(model, dtype=sampler.dtype or model.dtype)
+
+
+def with_head_dtype(
+  policy: nnx.GraphDef, params: nnx.State, dtype: str
+) -> nnx.GraphDef:
+  """The same policy with its head in another dtype, for one side of the run.
+
+  Args:
+    policy: graph definition (`nnx.split`).
+    params: its parameters, for their structure only.
+    dtype: "float32" or "bfloat16".
+  """
+  merged: Policy = nnx.merge(policy, params)
+  merged.head_dtype = dtype
+  return nnx.split(merged)[0]
 
 
 def generator_graph(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 # Finite, so that a row that sees nothing gives numbers and not NaN.
 MASKED = -1e30
@@ -178,22 +178,6 @@ def swiglu(
   return matmul(gated, down, dtype)
 
 
-def attention_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-  """True where query t may see key u: u ≤ t, same segment, not padding (0)."""
-  length = segment_ids.shape[1]
-  causal = jnp.tril(jnp.ones((length, length), bool))
-  same = segment_ids[:, :, None] == segment_ids[:, None, :]
-  return same & (segment_ids[:, None, :] != 0) & causal[None]
-
-
-def chunk_mask(
-  positions: Int[Array, "B T"], chunk: int
-) -> Bool[Array, "B T T"]:
-  """True where query and key lie in the same chunk of positions."""
-  index = positions // chunk
-  return index[:, :, None] == index[:, None, :]
-
-
 def query_temperature(
   positions: Int[Array, "*B"], *, scale: float, floor: int
 ) -> Float[Array, "*B"]:
@@ -213,46 +197,6 @@ def segment_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
   before = jnp.pad(segment_ids, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
   starts = jnp.where(segment_ids != before, index, 0)
   return index - jax.lax.cummax(starts, axis=1)
-
-
-def attend(
-  query: Float[Array, "B T H Dh"],
-  key: Float[Array, "B T K Dh"],
-  value: Float[Array, "B T K Dh"],
-  mask: Bool[Array, "B T T"],
-) -> Float[Array, "B T H Dh"]:
-  """Grouped-query attention over whole rows; softmax in float32.
-
-  Reference: Ainslie et al., 2023, arXiv 2305.13245.
-  """
-  batch, length, heads, width = query.shape
-  kv_heads = key.shape[2]
-  group = heads // kv_heads
-
-  def rows(x: Array, count: int) -> Array:
-    """[B, T, K·count, Dh] -> [B·K, count·T, Dh], so that products are plain."""
-    x = x.reshape(batch, length, kv_heads, count, width)
-    x = x.transpose(0, 2, 3, 1, 4)
-    return x.reshape(batch * kv_heads, count * length, width)
-
-  query = rows(query * jnp.asarray(width**-0.5, query.dtype), group)
-  key, value = rows(key, 1), rows(value, 1)
-  scores = jnp.einsum("ntd,nud->ntu", query, key, **FLOAT32)
-  scores = scores.reshape(batch, kv_heads, group, length, length)
-  # Added, not selected, and normalised after the product with the values:
-  # forward and backward together take 2.6 ms in place of 6.3 (64 rows of 29
-  # tokens, 4 heads of 16, one thread) with plain products and no selects.
-  scores += jnp.where(mask, 0.0, MASKED)[:, None, None]
-  top = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-  weights = jnp.exp(scores - top)
-  total = weights.sum(axis=-1).reshape(batch * kv_heads, group * length, 1)
-  weights = weights.reshape(batch * kv_heads, group * length, length)
-  out = jnp.einsum(
-    "ntu,nud->ntd", weights.astype(value.dtype), value, **FLOAT32
-  )
-  out = (out / total).reshape(batch, kv_heads, group, length, width)
-  out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, width)
-  return out.astype(query.dtype)
 
 
 def float32_head(

@@ -57,3 +57,14 @@ def pick_places(table: Places, positions: Int[Array, "*B"]) -> Places:
   return jax.tree.map(
     lambda values: jnp.take(values, positions, axis=0, mode="clip"), table
   )
+
+
+def table_places(
+  config: ModelConfig, positions: Int[Array, "*B"], count: int
+) -> Places:
+  """Of positions below `count`, out of a table that is constant.
+
+  Cosines of positions that are computed would be taken for every head.
+  """
+  table = places_of(config, jnp.arange(count, dtype=jnp.int32))
+  return pick_places(table, positions)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
-from scalerl_jax.models import kv_cache, layers, moe
+from scalerl_jax.models import kv_cache, layers, moe, visibility
 from scalerl_jax.models.initial import initial_weights
 from scalerl_jax.models.kv_cache import KVCache
 from scalerl_jax.models.places import (
@@ -22,6 +22,7 @@ from scalerl_jax.models.places import (
   Prepared,
   pick_places,
   places_of,
+  table_places,
 )
 from scalerl_jax.models.plan import (
   Kind,
@@ -133,6 +134,32 @@ class Policy(nnx.Module):
   ) -> Float[Array, "B T D"]:
     """Normalised hidden states before the head."""
     return self._forward(tokens, positions, segment_ids, False)[0]
+
+  def hidden_of_groups(
+    self,
+    prompts: Int[Array, "P Tp"],
+    prompt_length: Int[Array, " P"],
+    completions: Int[Array, "P G Tc"],
+  ) -> tuple[Float[Array, "P Tp D"], Float[Array, "P G Tc D"]]:
+    """`hidden` of rows of prompt and completion, a prompt once for its group.
+
+    Args:
+      prompts: right-padded.
+      prompt_length: tokens of each; completions go on from there.
+      completions: right-padded.
+    """
+    count, width = prompts.shape
+    group, length = completions.shape[1:]
+    shape = {"prompt": width, "group": group, "length": length}
+    tokens = jnp.concatenate([prompts, completions.reshape(count, -1)], axis=1)
+    positions = visibility.group_positions(prompt_length, **shape)
+    attend = visibility.within_groups(
+      prompt_length, **shape, chunk=self.config.attention_chunk
+    )
+    places = table_places(self.config, positions, width + length)
+    hidden = self._rows(tokens, places, attend, False)[0]
+    written = hidden[:, width:].reshape(count, group, length, -1)
+    return hidden[:, :width], written
 
   def prefill(
     self,
@@ -329,20 +356,26 @@ class Policy(nnx.Module):
     keep_kv: bool,
   ) -> tuple[Array, Any]:
     """Whole rows; with `keep_kv` also keys and values `[L, B, T, K, Dh]`."""
-    config = self.config
     if segment_ids is None:
       segment_ids = jnp.ones(tokens.shape, jnp.int32)
     if positions is None:
-      # A table is constant; the cosines of positions that are computed would
-      # be taken for every head.
       positions = layers.segment_positions(segment_ids)
-      table = places_of(config, jnp.arange(tokens.shape[1], dtype=jnp.int32))
-      places = pick_places(table, positions)
+      places = table_places(self.config, positions, tokens.shape[1])
     else:
-      places = places_of(config, positions)
-    mask = near = layers.attention_mask(segment_ids)
-    if config.attention_chunk:
-      near = mask & layers.chunk_mask(positions, config.attention_chunk)
+      places = places_of(self.config, positions)
+    chunk = self.config.attention_chunk
+    attend = visibility.among_rows(segment_ids, positions, chunk)
+    return self._rows(tokens, places, attend, keep_kv)
+
+  def _rows(
+    self,
+    tokens: Array,
+    places: Places,
+    attend: visibility.Attend,
+    keep_kv: bool,
+  ) -> tuple[Array, Any]:
+    """All layers over rows `[B, T]`; `attend` says who sees whom."""
+    config = self.config
     x = constrain(self._embed(tokens), ("batch", None, None))
 
     def block(
@@ -350,11 +383,11 @@ class Policy(nnx.Module):
     ) -> tuple:
       del layer
 
-      def attend(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
-        mixed = layers.attend(query, key, value, near if kind.rotates else mask)
+      def mix(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
+        mixed = attend(kind.rotates, query, key, value)
         return mixed, (key, value) if keep_kv else None
 
-      x, kv = self._block(x, weights, kind, places, attend)
+      x, kv = self._block(x, weights, kind, places, mix)
       return constrain(x, ("batch", None, None)), kv
 
     if config.remat == "block" and not keep_kv:
@@ -364,18 +397,3 @@ class Policy(nnx.Module):
       )
     x, kv = scan_layers(config, block, x, self._stack(), unroll=self.unrolled)
     return self._final(x), kv
-
-
-def with_head_dtype(
-  policy: nnx.GraphDef, params: nnx.State, dtype: str
-) -> nnx.GraphDef:
-  """The same policy with its head in another dtype, for one side of the run.
-
-  Args:
-    policy: graph definition (`nnx.split`).
-    params: its parameters, for their structure only.
-    dtype: "float32" or "bfloat16".
-  """
-  merged: Policy = nnx.merge(policy, params)
-  merged.head_dtype = dtype
-  return nnx.split(merged)[0]

@@ -105,11 +105,16 @@ def entropy(logits: Float[Array, "*B V"]) -> Float[Array, "*B"]:
   >>> entropy(jnp.array([0.0, 0.0, -jnp.inf])).round(4)
   Array(0.6931, dtype=float32)
   """
-  logps = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+  # log Σe − Σe·d / Σe, where d = z − max z and e = exp d: one exponential a
+  # logit, the one that a log-sum-exp takes too.
+  logits = logits.astype(jnp.float32)
+  below = logits - jnp.max(logits, axis=-1, keepdims=True)
   # Two wheres: the gradient of 0·(−inf) would be NaN.
-  cut = logps == -jnp.inf
-  safe = jnp.where(cut, 0.0, logps)
-  return -jnp.sum(jnp.where(cut, 0.0, jnp.exp(safe) * safe), axis=-1)
+  cut = below == -jnp.inf
+  below = jnp.where(cut, 0.0, below)
+  mass = jnp.where(cut, 0.0, jnp.exp(below))
+  total = mass.sum(axis=-1)
+  return jnp.log(total) - jnp.sum(mass * below, axis=-1) / total
 
 
 def score_in_chunks(

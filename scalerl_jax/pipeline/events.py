@@ -33,9 +33,9 @@ class Totals:
   trained_tokens: int = 0  # completion tokens of all batches
   skipped_steps: int = 0
   micro_batches: int = 0
-  computed_rows: int = 0  # by the learner, padding rows included
-  computed_tokens: int = 0  # positions of these rows, padding included
-  computed_keys: int = 0  # that queries of these rows were multiplied with
+  computed_logits: int = 0  # positions that got logits in the learner
+  computed_tokens: int = 0  # positions it computed, padding included
+  computed_keys: int = 0  # that these positions were multiplied with
   discarded_groups: int = 0  # finished, and replaced instead of trained on
   discarded_tokens: int = 0  # of their completions
   verifier_timeouts: int = 0  # completions whose judgement was given up
@@ -49,7 +49,7 @@ class Totals:
   def count_computed(self, metrics: Mapping[str, float]) -> None:
     """Adds what an update has computed."""
     self.micro_batches += int(metrics["micro_batches"])
-    self.computed_rows += int(metrics["computed_rows"])
+    self.computed_logits += int(metrics["computed_logits"])
     self.computed_tokens += int(metrics["computed_tokens"])
     self.computed_keys += int(metrics["computed_keys"])
 

@@ -8,6 +8,7 @@ nothing of a large one).
 import math
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
+from scalerl_jax.models.attention import pairs
 from scalerl_jax.models.generator import generator_model
 from scalerl_jax.pipeline.events import Totals
 from scalerl_jax.run.memory import parameter_count
@@ -29,8 +30,8 @@ def forward_flops(
   2·tokens·L·(2·D·H·Dh + 2·D·K·Dh + 3·D·F + 2·H·Dh·context) + 2·head_tokens·D·V;
   on a layer with experts D·E + 3·D·Fe·(experts a token + 1 if one is shared) in
   place of 3·D·F. Count in `context` every key that a query is multiplied with,
-  masked ones too: attention over whole rows of T tokens computes T for each,
-  not T/2.
+  masked ones too: attention over whole rows of few tokens computes all T for
+  each, and no less than 9/16 of it in long ones (`models.attention.pairs`).
 
   Args:
     model: the architecture.
@@ -83,14 +84,14 @@ def prefill_flops(
     model: the architecture.
     vocab_size: V.
     prompts: how many.
-    prompt_tokens: positions of each, padding included; each sees all, and the
-      last one gets logits, from which the first tokens are drawn.
+    prompt_tokens: positions of each, padding included; the last one gets
+      logits, from which the first tokens are drawn.
   """
   return forward_flops(
     model,
     vocab_size=vocab_size,
     tokens=prompts * prompt_tokens,
-    context=prompt_tokens,
+    context=pairs(prompt_tokens) / prompt_tokens,
     head_tokens=prompts,
   )
 
@@ -145,7 +146,7 @@ def training_flops(
     model,
     vocab_size=vocab_size,
     tokens=rows * row_tokens,
-    context=row_tokens,
+    context=pairs(row_tokens) / row_tokens,
     head_tokens=rows * (row_tokens - 1),
   )
 
@@ -209,8 +210,9 @@ class Compute:
   generated and trained on, whatever a filter left out, and nothing generated
   ahead. *Spent* is what the devices computed: all slots at each decode step,
   occupied or not, all prompts prefilled so far, and the micro-batches that the
-  filter left. Both cost a row its whole width, padding included, since that is
-  what the programs compute: the full one, or that of a packed or cut row.
+  filter left, of rows as wide as they were cut. Both count padding. The full
+  work is that of rows of the full width, each with its prompt, so that layouts
+  of a batch (its packing, width buckets, shared prompts) can be compared.
   Evaluation is in neither, and so is what a backward pass computes once more to
   save memory.
 
@@ -304,7 +306,7 @@ class Compute:
       vocab_size=self._vocab_size,
       tokens=tokens,
       context=totals.computed_keys / max(tokens, 1),
-      head_tokens=tokens - totals.computed_rows,
+      head_tokens=totals.computed_logits,
     )
 
   def spent(self, totals: Totals) -> float:

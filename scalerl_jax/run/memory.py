@@ -8,12 +8,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scalerl_jax.config import (
-  BatchConfig,
   Config,
   LossConfig,
   ModelConfig,
   SamplerConfig,
 )
+from scalerl_jax.learning.buckets import Bucket
 from scalerl_jax.models.generator import generator_model, weight_dtype
 from scalerl_jax.models.plan import parameter_plan
 from scalerl_jax.models.policy import UNROLL_LAYERS
@@ -89,25 +89,26 @@ def replicated_parameters(
 
 
 def layer_floats(
-  model: ModelConfig, row_tokens: int, *, tensor: int, sparse: bool
+  model: ModelConfig, keys: float, *, tensor: int, sparse: bool
 ) -> float:
   """Floats a token that the backward pass of one layer needs.
 
   Args:
     model: the architecture.
-    row_tokens: T; attention keeps a weight for each head and key.
+    keys: that a token is multiplied with; attention keeps a weight for each,
+      of each head.
     tensor: devices that share heads and MLPs.
     sparse: the layer has experts; a token goes through few of them.
   """
   scanned = model.num_layers > UNROLL_LAYERS
-  width, mlp, keys, heads, kv_heads = SCANNED if scanned else UNROLLED
+  width, mlp, weights, heads, kv_heads = SCANNED if scanned else UNROLLED
   inner = model.mlp_width
   if sparse:
     chosen = model.experts_per_token + model.shared_expert
     inner = chosen * model.expert_width + model.experts_per_token * model.width
   shared = (
     mlp * inner
-    + keys * model.num_heads * row_tokens
+    + weights * model.num_heads * keys
     + heads * model.num_heads * model.head_width
     + kv_heads * model.num_kv_heads * model.head_width
   )
@@ -116,32 +117,31 @@ def layer_floats(
 
 def learner_bytes(
   model: ModelConfig,
-  batch: BatchConfig,
   loss: LossConfig,
   *,
   vocab_size: int,
-  row_tokens: int,
+  bucket: Bucket,
   mesh: Mesh,
 ) -> dict[str, int]:
   """What a device of the trainer mesh holds during an update, by name.
 
   Args:
     model: the architecture.
-    batch: its micro-batch is what has activations at a time.
     loss: says how many tokens have logits at a time.
     vocab_size: V.
-    row_tokens: T, positions of a row, of a packed one if rows are packed.
+    bucket: the largest micro-batch; it has activations at a time.
     mesh: the trainer mesh.
   """
   parameters = parameter_bytes(model, vocab_size, mesh)
   tensor = mesh.shape["tensor"]
-  rows = batch.micro_batch // (mesh.shape["data"] * mesh.shape["fsdp"])
-  tokens = rows * row_tokens
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  tokens, keys = bucket.tokens // ways, bucket.keys / bucket.tokens
   layers = [
-    layer_floats(model, row_tokens, tensor=tensor, sparse=sparse) * tokens
+    layer_floats(model, keys, tensor=tensor, sparse=sparse) * tokens
     for sparse in model.sparse
   ]
-  scored = min(loss.logprob_chunk or tokens, tokens)
+  scored = bucket.logits // ways
+  scored = min(loss.logprob_chunk or scored, scored)
   logits = LOGIT_COPIES * scored * -(-vocab_size // tensor)
   # Few layers are unrolled, and XLA then keeps them whatever was asked for.
   if model.remat == "block" and model.num_layers > UNROLL_LAYERS:

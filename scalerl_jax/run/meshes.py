@@ -67,10 +67,16 @@ def make_meshes(config: Config) -> Meshes:
     generator=make_mesh(generator, **shared),
     trainer=make_mesh(trainer, fsdp=pipeline.fsdp, **shared),
   )
-  for name, rows, mesh in (
+  batch = config.batch
+  divided = [
     ("sampler.slots", config.sampler.slots, meshes.generator),
-    ("batch.micro_batch", config.batch.micro_batch, meshes.trainer),
-  ):
+    ("batch.micro_batch", batch.micro_batch, meshes.trainer),
+  ]
+  if batch.share_prompts:
+    name = f"batch.micro_batch / batch.group_size ({batch.group_size})"
+    groups = batch.micro_batch // batch.group_size
+    divided.append((name, groups, meshes.trainer))
+  for name, rows, mesh in divided:
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % ways:
       raise ValueError(

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.data.tasks import load_task
-from scalerl_jax.learning.buckets import make_buckets
+from scalerl_jax.learning.buckets import Bucket, layout
 from scalerl_jax.models import pretrained
 from scalerl_jax.run import memory
 from scalerl_jax.run.accounting import Compute, training_flops
@@ -125,9 +125,7 @@ def make_plan(
     replicated=memory.replicated_parameters(
       config.model, vocab_size, meshes.trainer
     ),
-    rows=f"a micro-batch is {config.batch.micro_batch} rows x"
-    f" {config.batch.packing or _budget(config)} tokens"
-    f"{_narrower(config)},"
+    rows=f"a micro-batch is {_shapes(config)},"
     f" {f'{chunk} tokens' if chunk else 'all'} with logits at a time",
     slots=f"{config.sampler.slots} slots x {_budget(config)} tokens",
     generation_flops=compute.full(1, tokens) - training,
@@ -186,25 +184,37 @@ def _budget(config: Config) -> int:
   return sampler.max_prompt_tokens + sampler.max_completion_tokens
 
 
-def _narrower(config: Config) -> str:
-  """Shapes of the other micro-batches, if there are any."""
-  batch = config.batch
-  buckets = make_buckets(
-    _budget(config),
-    batch.width_buckets,
-    micro_batch=batch.micro_batch,
+def _buckets(config: Config) -> tuple[Bucket, ...]:
+  batch, sampler = config.batch, config.sampler
+  return layout(
     rows=batch.completions,
+    prompt=sampler.max_prompt_tokens,
+    completion=sampler.max_completion_tokens,
+    micro_batch=batch.micro_batch,
+    width_buckets=batch.width_buckets,
+    packing=batch.packing,
+    shared=batch.group_size if batch.share_prompts else 0,
   )
-  return "".join(f" or {b.rows} x {b.width}" for b in buckets[1:])
+
+
+def _shapes(config: Config) -> str:
+  """The shapes of micro-batch, as words."""
+  first, *others = _buckets(config)
+  narrower = "".join(f" or {b.rows} x {b.width}" for b in others)
+  if first.prompt:
+    return (
+      f"{first.rows} prompts x {first.prompt} tokens, with"
+      f" {first.group_size} completions each x {first.width}{narrower}"
+    )
+  return f"{first.rows} rows x {first.width} tokens{narrower}"
 
 
 def _learner(config: Config, meshes: Meshes, vocab_size: int) -> dict[str, int]:
   return memory.learner_bytes(
     config.model,
-    config.batch,
     config.loss,
     vocab_size=vocab_size,
-    row_tokens=config.batch.packing or _budget(config),
+    bucket=_buckets(config)[0],
     mesh=meshes.trainer,
   )
 
@@ -226,6 +236,7 @@ def _largest_micro_batch(
   """The largest divisor of a step's completions that devices can share."""
   total = config.batch.completions
   ways = meshes.trainer.shape["data"] * meshes.trainer.shape["fsdp"]
+  ways *= config.batch.group_size if config.batch.share_prompts else 1
   for size in range(total, 0, -1):
     if total % size or size % ways:
       continue

@@ -23,8 +23,8 @@ from scalerl_jax.models.generator import (
   cast,
   generator_graph,
   weight_dtypes,
+  with_head_dtype,
 )
-from scalerl_jax.models.policy import with_head_dtype
 from scalerl_jax.models.sharding import make_mesh, shardings_on
 from scalerl_jax.pipeline.events import NonFiniteError, StepEvent
 from scalerl_jax.pipeline.journal import Journal
@@ -174,6 +174,7 @@ class Run:
         max_completion_tokens=config.sampler.max_completion_tokens,
         packing=config.batch.packing,
         width_buckets=config.batch.width_buckets,
+        share_prompts=config.batch.share_prompts,
       ),
       meshes.trainer,
     )

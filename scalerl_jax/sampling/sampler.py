@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from scalerl_jax.config import SamplerConfig
+from scalerl_jax.models.attention import pairs
 from scalerl_jax.sampling.decode import DecodeSettings
 from scalerl_jax.sampling.entering import (
   Entry,
@@ -179,7 +180,7 @@ class Sampler:
       self._work = self._work.plus(
         prefilled_rows=rows,
         prefilled_tokens=rows * width,
-        prefilled_keys=rows * width * width,
+        prefilled_keys=rows * pairs(width),
       )
 
   def _enter(self, params: nnx.State, version: int, entry: Entry) -> None:

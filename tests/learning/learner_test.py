@@ -206,7 +206,7 @@ def test_metrics_are_collected_once_and_are_numbers(learner):
   assert metrics["skipped"] == 0.0
   assert metrics["effective_batch"] == B
   assert metrics["micro_batches"] == 2.0
-  assert metrics["computed_rows"] == 6.0
+  assert metrics["computed_logits"] == 24.0
   assert metrics["computed_tokens"] == 30.0
   assert metrics["computed_keys"] == 150.0
   assert metrics["padding_share"] == 0.0

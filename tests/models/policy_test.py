@@ -11,7 +11,8 @@ from flax import nnx
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache
 from scalerl_jax.models import policy as policy_room
-from scalerl_jax.models.policy import Policy, with_head_dtype
+from scalerl_jax.models.generator import with_head_dtype
+from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import make_mesh
 from tests.helpers import (
   SHAPE,
@@ -92,6 +93,39 @@ def test_logits_equal_the_scalar_transformer(shape):
   for row, row_tokens in zip(logits[:, :9], tokens, strict=False):
     expected = reference.forward(weights(nnx.state(policy)), shape, row_tokens)
     np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-4)
+
+
+@nnx.jit
+def _hidden(policy, tokens, segments):
+  return policy.hidden(tokens, None, segments)
+
+
+@nnx.jit
+def _hidden_of_groups(policy, prompts, lengths, completions):
+  return policy.hidden_of_groups(prompts, lengths, completions)
+
+
+CHUNKED = dataclasses.replace(SHAPE, attention_chunk=3, no_rope_layers="1")
+
+
+@pytest.mark.parametrize(
+  "shape",
+  [GROUPED, SCANNED, CHUNKED],
+  ids=["grouped_tied", "scanned_untied", "chunked"],
+)
+def test_a_prompt_computed_once_gives_what_rows_of_their_own_give(shape):
+  policy = small_policy(shape)
+  lengths = np.array([3, 1])
+  prompts, completions = _tokens(2, 4), _tokens(2, 3, 6, seed=1)
+  asked, written = _hidden_of_groups(
+    policy, prompts, jnp.asarray(lengths), completions
+  )
+  for p, length in enumerate(lengths):
+    for g in range(3):
+      row = np.concatenate([prompts[p, :length], completions[p, g]])
+      expected = _hidden(policy, *_padded([row]))[0, : len(row)]
+      actual = np.concatenate([asked[p, :length], written[p, g]])
+      np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_no_gradient_reaches_a_later_token():

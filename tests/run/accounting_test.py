@@ -134,7 +134,7 @@ def computed(micro_batches, width=12):
   """What a learner counts of these full micro-batches."""
   rows = micro_batches * BATCH.micro_batch
   return {
-    "computed_rows": rows,
+    "computed_logits": rows * (width - 1),
     "computed_tokens": rows * width,
     "computed_keys": rows * width**2,
   }

@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 
 from scalerl_jax.config import (
-  BatchConfig,
   LossConfig,
   ModelConfig,
   OptimizerConfig,
   SamplerConfig,
 )
+from scalerl_jax.learning.buckets import Bucket
 from scalerl_jax.learning.optimizer import make_optimizer
 from scalerl_jax.learning.train_step import (
   LearnerState,
@@ -49,10 +49,9 @@ MODEL = ModelConfig(
 def _told(model, loss, rows=ROWS):
   return memory.learner_bytes(
     model,
-    BatchConfig(prompts=1, group_size=rows, micro_batch=rows),
     loss,
     vocab_size=V,
-    row_tokens=T,
+    bucket=Bucket(T, rows),
     mesh=make_mesh(),
   )
 
@@ -117,7 +116,8 @@ def test_activations_and_logits_alone_follow_the_micro_batch():
 def test_chunks_bound_the_logits_and_remat_the_activations():
   deep = dataclasses.replace(MODEL, num_layers=12)
   chunked = _told(deep, LossConfig(logprob_chunk=48))
-  assert chunked["logits"] == _told(deep, LossConfig())["logits"] // ROWS
+  whole = _told(deep, LossConfig())["logits"]
+  assert chunked["logits"] * ROWS * (T - 1) == whole * 48
   again = _told(dataclasses.replace(deep, remat="block"), LossConfig())
   # What enters a layer is all that is kept of it.
   assert again["activations"] == 4 * 12 * ROWS * T * deep.width

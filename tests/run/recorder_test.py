@@ -69,7 +69,7 @@ SAMPLED = Work(
 )
 COMPUTED = {
   "micro_batches": 2,
-  "computed_rows": 16,
+  "computed_logits": 16 * 11,
   "computed_tokens": 16 * 12,
   "computed_keys": 16 * 12**2,
 }

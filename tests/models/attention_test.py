@@ -1,0 +1,172 @@
+"""Attention over whole rows against scalar loops, in blocks and in groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalerl_jax.models import attention
+from tests.helpers import equations
+from tests.reference import transformer as reference
+
+B, T, H, K, DH = 2, 5, 6, 3, 4
+
+
+def _normal(*shape, seed=0):
+  return np.float32(np.random.default_rng(seed).standard_normal(shape))
+
+
+def _mask(length, seed=3):
+  rng = np.random.default_rng(seed)
+  mask = np.tril(rng.random((B, length, length)) < 0.6)
+  return mask | np.eye(length, dtype=bool)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  monkeypatch.setattr(attention, "BLOCK", 2)
+
+
+@pytest.mark.parametrize("kv_heads", [K, H])
+def test_attention_equals_the_scalar_loop(kv_heads):
+  query = _normal(B, T, H, DH)
+  key, value = (_normal(B, T, kv_heads, DH, seed=s) for s in (1, 2))
+  mask = _mask(T)
+  actual = jax.jit(attention.attend)(query, key, value, mask)
+  wide = key.astype(np.float64), value.astype(np.float64)
+  for b in range(B):
+    for t in range(T):
+      seen = np.flatnonzero(mask[b, t])
+      for h in range(H):
+        kv = h // (H // kv_heads)
+        expected = reference.attend(
+          query[b, t, h].astype(np.float64),
+          *[part[b, seen, kv] for part in wide],
+        )
+        np.testing.assert_allclose(
+          actual[b, t, h], expected, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_query_that_sees_nothing_gives_numbers():
+  x = jnp.asarray(_normal(B, T, K, DH))
+  none = jnp.zeros((B, T, T), bool)
+  value, gradient = jax.jit(
+    jax.value_and_grad(lambda x: attention.attend(x, x, x, none).sum())
+  )(x)
+  assert np.isfinite(value)
+  assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("length", [5, 8, 40])
+def test_blocks_cover_every_query_and_leave_later_keys(small_blocks, length):
+  edges = attention.blocks(length)
+  assert [first for first, _ in edges] == [0, *(last for _, last in edges[:-1])]
+  assert edges[-1][1] == length
+  assert len(edges) == min(length // 2, attention.MOST_BLOCKS)
+  sizes = [last - first for first, last in edges]
+  assert max(sizes) - min(sizes) <= 1
+  # Every pair of a query and a key that it may see, and few others.
+  least = length * (length + 1) // 2
+  assert least <= attention.pairs(length) <= least + length * max(sizes) / 2
+
+
+def _value_and_gradient(function, *arrays):
+  def total(arrays):
+    out = function(*arrays)
+    weights = _normal(*out.shape, seed=9)
+    return (out * weights).sum(), out
+
+  (_, out), gradient = jax.value_and_grad(total, has_aux=True)(arrays)
+  return out, *gradient
+
+
+def _close(actual, expected):
+  for x, y in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_change_neither_value_nor_gradient(monkeypatch):
+  length = 11
+  query = jnp.asarray(_normal(B, length, H, DH))
+  key, value = (jnp.asarray(_normal(B, length, K, DH, seed=s)) for s in (1, 2))
+  mask = jnp.asarray(_mask(length))
+
+  def attend(*arrays):
+    return attention.attend(*arrays, mask)
+
+  whole = _value_and_gradient(attend, query, key, value)
+  monkeypatch.setattr(attention, "BLOCK", 3)
+  assert len(attention.blocks(length)) == 3
+  _close(_value_and_gradient(attend, query, key, value), whole)
+  products = [
+    equation.outvars[0].aval.size
+    for equation in equations(jax.make_jaxpr(attend)(query, key, value).jaxpr)
+    if equation.primitive.name == "dot_general"
+  ]
+  # Scores and mixes: fewer numbers than all pairs would have.
+  scores = sum(products) - B * H * length * DH
+  assert scores == B * H * attention.pairs(length) < B * H * length**2
+
+
+@pytest.mark.parametrize("block", [64, 2])
+def test_a_group_sees_what_is_before_it_as_rows_of_their_own_do(
+  monkeypatch, block
+):
+  monkeypatch.setattr(attention, "BLOCK", block)
+  group, before = 3, 4
+  query = jnp.asarray(_normal(B, group, T, H, DH))
+  key, value = (
+    jnp.asarray(_normal(B, group, T, K, DH, seed=s)) for s in (1, 2)
+  )
+  early_key, early_value = (
+    jnp.asarray(_normal(B, before, K, DH, seed=s)) for s in (4, 5)
+  )
+  own = jnp.asarray(_mask(T))[:, None]
+  visible = np.random.default_rng(6).random((B, 1, T, before)) < 0.5
+
+  def shared(query, key, value, early_key, early_value):
+    held = attention.Before(early_key, early_value, jnp.asarray(visible))
+    return attention.attend_groups(query, key, value, own, held)
+
+  def alone(query, key, value, early_key, early_value):
+    """Each row with a copy of what is before it; queries there are nothing."""
+
+    def row(late, early):
+      early = jnp.repeat(early[:, None], group, axis=1)
+      joined = jnp.concatenate([early, late], axis=2)
+      return joined.reshape(B * group, before + T, *late.shape[3:])
+
+    idle = jnp.zeros((B, before, H, DH))
+    mask = np.zeros((B, before + T, before + T), bool)
+    mask[:, before:, :before] = visible[:, 0]
+    mask[:, before:, before:] = own[:, 0]
+    mask = np.repeat(mask, group, axis=0)
+    out = attention.attend(
+      row(query, idle),
+      row(key, early_key),
+      row(value, early_value),
+      jnp.asarray(mask),
+    )
+    return out.reshape(B, group, before + T, H, DH)[:, :, before:]
+
+  arrays = query, key, value, early_key, early_value
+  _close(
+    _value_and_gradient(shared, *arrays), _value_and_gradient(alone, *arrays)
+  )
+
+
+def test_products_are_asked_for_in_full_precision():
+  # An accelerator's default rounds float32 operands; a CPU cannot show it.
+  x = jnp.ones((B, T, K, DH))
+  traced = jax.make_jaxpr(attention.attend)(x, x, x, jnp.ones((B, T, T), bool))
+  products = [
+    equation
+    for equation in equations(traced.jaxpr)
+    if equation.primitive.name == "dot_general"
+  ]
+  assert len(products) == 2
+  highest = jax.lax.Precision.HIGHEST
+  for product in products:
+    assert product.params["precision"] == (highest, highest)
+    assert product.params["preferred_element_type"] == jnp.float32
