@@ -14,7 +14,6 @@ thread. Without that (`on_both_cores`) a half alone has two.
 import contextlib
 import dataclasses
 import os
-import pathlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,15 +30,17 @@ SPLITS = {"1:1": 1.0, "generation 4:1": 0.25, "training 4:1": 4.0}
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
   """Keeps all threads that this process has now on one core."""
-  tasks = [int(task.name) for task in pathlib.Path("/proc/self/task").iterdir()]
-  before = {task: os.sched_getaffinity(task) for task in tasks}
-  for task, cores in before.items():
-    os.sched_setaffinity(task, {min(cores)})
+  core = min(os.sched_getaffinity(0))
+  before: dict[int, set[int]] = {}
+  for task in map(int, os.listdir("/proc/self/task")):
+    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+      before[task] = os.sched_getaffinity(task)
+      os.sched_setaffinity(task, {core})
   try:
     yield
   finally:
     for task, cores in before.items():
-      with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+      with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(task, cores)
 
 

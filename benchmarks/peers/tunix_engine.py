@@ -29,7 +29,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 
 # Prompts a micro-batch; each stands for a group of 8.
 ROLLOUT_MICRO_BATCH = 32
-TRAIN_MICRO_BATCH = 4
+TRAIN_MICRO_BATCH = 4  # of 2, 4, 8, 16 and 32
 
 
 class Numbers:

@@ -45,6 +45,22 @@ def test_engines_take_turns_and_the_first_repeat_is_not_counted(measured):
   assert set(found["b"]) == {"step"}
 
 
+def test_torch_does_the_long_tail_once():
+  log = []
+  engines = {
+    "a": Engine("tunix", "", "float32", ("long_tail",)),
+    "b": Engine("transformers", "", "float32", ("long_tail", "sampling")),
+  }
+  running = {name: Fake(name, log) for name in engines}
+  found = run.measure(running, engines, {"sampling": 1, "long_tail": 1})
+  assert log == [
+    *(("sampling", repeat, "b") for repeat in range(2)),
+    ("long_tail", 0, "a"),
+    *(("long_tail", 1, name) for name in "ab"),
+  ]
+  assert found["b"]["long_tail"].seconds == [2.0]
+
+
 def test_a_record_is_plain_json(measured):
   found, _, running = measured
   told = json.loads(json.dumps(run.record(found, running, 0.25)))
