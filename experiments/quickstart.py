@@ -22,9 +22,18 @@ Reaches:  held-out pass rate .144 -> .89 (seeds 0, 1, 2: .894, .895, .899; task
           policy, seed 0 goes from .147 to .880, forecast +.018, inside.
 """
 
+import dataclasses
+
 from scalerl_jax.config import Config
 
 
 def get_config() -> Config:
-  """ScaleRL's recipe at laptop scale: the defaults of every section."""
-  return Config()
+  """ScaleRL's recipe at laptop scale: the defaults of every section.
+
+  Two of the batch's settings change its cost and not its numbers: a prompt is
+  computed once for its group, and rows are as long as the group's longest
+  completion. Half of a row is prompt here: an update costs .57 of the FLOPs.
+  """
+  config = Config()
+  batch = dataclasses.replace(config.batch, share_prompts=True, width_buckets=3)
+  return dataclasses.replace(config, batch=batch)

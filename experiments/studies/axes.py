@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from experiments import quickstart
 from scalerl_jax.config import Config, override
 
 
@@ -33,7 +34,7 @@ class Study:
   note: str = ""
 
 
-BASE = Config()
+BASE = quickstart.get_config()
 
 
 def _variants(**changes: dict[str, Any]) -> dict[str, Config]:
