@@ -4,6 +4,7 @@ A query sees nothing that comes after it. So queries are taken a block at a
 time, and keys after the block are not multiplied with.
 """
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -100,10 +101,10 @@ def attend_groups(
       (key[..., :last, :], value[..., :last, :], bias[..., first:last, :last])
     ]
     if before is not None:
-      held = (x.transpose(0, 2, 1, 3) for x in (before.key, before.value))
       prior = _bias(before.mask)[:, None, :, None]
       prior = prior if prior.shape[-2] == 1 else prior[..., first:last, :]
-      seen.append((*held, prior))
+      early = before.key.transpose(0, 2, 1, 3)
+      seen.append((early, before.value.transpose(0, 2, 1, 3), prior))
     pieces.append(_mix(rows, seen))
   mixed = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=-2)
   mixed = mixed.transpose(0, 2, 4, 1, 3, 5)
@@ -144,17 +145,17 @@ def _mix(
     )
     scores.append(dots.reshape(*query.shape[:-1], key.shape[-2]) + bias)
   tops = [jnp.max(x, axis=-1, keepdims=True) for x in scores]
-  top = tops[0] if len(tops) == 1 else jnp.maximum(*tops)
-  top = jax.lax.stop_gradient(top)
-  out, total = 0.0, 0.0
+  top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
+  mixes, totals = [], []
   for score, (_, value, _) in zip(scores, seen, strict=True):
     weights = jnp.exp(score - top)
-    total += weights.sum(axis=-1, keepdims=True)
+    totals.append(weights.sum(axis=-1, keepdims=True))
     mixed = jnp.einsum(
       "ntu,nud->ntd",
       flat(weights.astype(value.dtype), value),
       flat(value, value),
       **FLOAT32,
     )
-    out += mixed.reshape(query.shape)
-  return out / total
+    mixes.append(mixed.reshape(query.shape))
+  mixed, total = (functools.reduce(jnp.add, x) for x in (mixes, totals))
+  return mixed / total

@@ -107,14 +107,16 @@ def within_groups(
 
   def attend(rotates: bool, query: Array, key: Array, value: Array) -> Array:
     among, before, after = near if rotates else far
-    row = (query, key, value)
-    asked = [x[:, :prompt] for x in row]
-    written = [
-      x[:, prompt:].reshape(count, group, length, *x.shape[2:]) for x in row
-    ]
-    held = attention.Before(asked[1], asked[2], before)
-    mixed = attention.attend_groups(*written, after, held)
+
+    def apart(x: Array) -> tuple[Array, Array]:
+      written = x[:, prompt:].reshape(count, group, length, *x.shape[2:])
+      return x[:, :prompt], written
+
+    (q, queries), (k, keys), (v, values) = map(apart, (query, key, value))
+    held = attention.Before(k, v, before)
+    mixed = attention.attend_groups(queries, keys, values, after, held)
     mixed = mixed.reshape(count, group * length, *query.shape[2:])
-    return jnp.concatenate([attention.attend(*asked, among), mixed], axis=1)
+    asked = attention.attend(q, k, v, among)
+    return jnp.concatenate([asked, mixed], axis=1)
 
   return attend

@@ -10,12 +10,11 @@ import time
 
 import pytest
 
-from experiments import study
+from experiments import quickstart, study
 from experiments.studies import worker
 from experiments.studies.axes import NAMES, Study, load_study
 from experiments.studies.runner import WORKER, Outcome
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import Config
 from scalerl_jax.run import train, warm_start
 from scalerl_jax.run.metrics import AXES, CURVE_COLUMNS
 from tests.runs import TINY
@@ -138,7 +137,7 @@ def test_failed_and_stopped_runs_are_the_exit_code(tmp_path, runs, monkeypatch):
 
 
 def test_the_door_is_an_experiment_file():
-  assert study.get_config() == Config()
+  assert study.get_config() == quickstart.get_config()
   told = study.__doc__.split()
   assert [name for name in NAMES if name not in told] == []
 
