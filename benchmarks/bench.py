@@ -150,7 +150,7 @@ def learn(name: str, share: bool) -> None:
   from scalerl_jax.learning.learner import Learner
   from scalerl_jax.learning.optimizer import make_optimizer
   from scalerl_jax.learning.train_step import TrainSettings
-  from scalerl_jax.run.accounting import training_flops
+  from scalerl_jax.run.accounting import TRAINING_PASSES, forward_flops
   from scalerl_jax.types import Batch
 
   config, mesh, graph, params = make_policy()
@@ -182,7 +182,7 @@ def learn(name: str, share: bool) -> None:
     prompt_length=np.full(rows, 14, np.int32),
   )
   learner.start(batch)
-  learner.collect()
+  did = learner.collect()
   rates = []
   peaks = [matmul_peak()]
   for _ in range(REPEATS):
@@ -191,15 +191,18 @@ def learn(name: str, share: bool) -> None:
     learner.collect()
     rates.append(rows * width / (time.process_time() - start))
     peaks.append(matmul_peak())
-  flops = training_flops(
-    config.model, vocab_size=70, rows=rows, row_tokens=width
+  flops = TRAINING_PASSES * forward_flops(
+    config.model,
+    vocab_size=70,
+    tokens=did["computed_tokens"],
+    context=did["computed_keys"] / did["computed_tokens"],
+    head_tokens=did["computed_logits"],
   )
   tell(
     name,
     tokens_per_cpu_second=max(rates),
     median=median(rates),
     slowest=min(rates),
-    # Of what rows of their own would compute.
     share_of_matmul_peak=max(rates) * flops / (rows * width) / max(peaks),
     matmul_peak_flops=max(peaks),
   )

@@ -8,7 +8,7 @@ the cost of a step at two such shares and takes the one of the wanted ratio.
 Synchronous is `max_staleness` 0. All figures are of one process, the two
 schedules in turn. XLA's products take an idle core's thread, whatever was asked
 for, so while only one side runs the process is kept on one core: a device is a
-thread. Without that (`on_both_cores`) a half alone has two.
+thread. Without that (`..._on_both_cores`) a half alone has two.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ SPLITS = {"1:1": 1.0, "generation 4:1": 0.25, "training 4:1": 4.0}
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
   """Keeps all threads that this process has now on one core."""
-  core = min(os.sched_getaffinity(0))
+  everywhere = os.sched_getaffinity(0)
+  core = min(everywhere)
   before: dict[int, set[int]] = {}
   for task in map(int, os.listdir("/proc/self/task")):
     with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
@@ -39,7 +40,8 @@ def one_core() -> Iterator[None]:
   try:
     yield
   finally:
-    for task, cores in before.items():
+    for task in map(int, os.listdir("/proc/self/task")):
+      cores = before.get(task, everywhere)  # born here, it has the one
       with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(task, cores)
 
@@ -225,6 +227,7 @@ def overlap(tell: Any) -> None:
       asynchronous_step=beside["step"],
       asynchronous_over_larger_half=beside["step"] / larger,
       asynchronous_over_synchronous=beside["step"] / alone["step"],
+      asynchronous_over_synchronous_on_both_cores=beside["step"] / both["step"],
       asynchronous_over_larger_half_beside_each_other=beside["step"]
       / max(beside["training"], beside["generation"]),
       generation_seconds_on_both_cores=both["generation"],

@@ -26,7 +26,7 @@ from scalerl_jax.run.host import prepare_cpu
 
 
 def get_config() -> Config:
-  """The quickstart with weights that change under every completion."""
+  """ScaleRL on a laptop with weights that change under every completion."""
   base = Config()
   return dataclasses.replace(
     base,

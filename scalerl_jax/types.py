@@ -77,7 +77,9 @@ class Batch:
   behavior_logps: Any  # float32 [B, T], nats; 0 outside the mask
   correct: Any  # int32 [B], 0/1 correctness, what filters look at
   rewards: Any  # float32 [B], what advantages are made of
-  prompt_length: Any = None  # int32 [B], tokens before the completion
+  prompt_length: Any = (
+    None  # int32 [B], tokens before the completion, 1 or more
+  )
   packed: Any = None  # Packed, where the forward pass goes over fuller rows
 
 

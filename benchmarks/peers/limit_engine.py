@@ -5,8 +5,9 @@
 Nothing here is general. Sampling: every sequence has the same length and no
 end, prompts are not shared, nothing is recorded but tokens and log-probs, the
 whole of it is one program whose cache grows by 32 columns. Update: rows of one
-length, no mask, no filter, no metrics; forward, backward and AdamW. A device
-for each core, a thread each; each holds half of the sequences.
+length, each with its prompt (the package computes a prompt once for its group
+and may be faster), no mask, no filter, no metrics; forward, backward and AdamW.
+A device for each core, a thread each; each holds half of the sequences.
 """
 
 import argparse

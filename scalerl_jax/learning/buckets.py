@@ -39,18 +39,25 @@ class Bucket(NamedTuple):
 
 
 def make_buckets(
-  width: int, count: int, *, micro_batch: int, rows: int
+  width: int,
+  count: int,
+  *,
+  micro_batch: int,
+  rows: int,
+  group_size: int = 1,
+  prompt: int = 0,
 ) -> tuple[Bucket, ...]:
   """Micro-batches of up to `count` evenly spaced widths, the widest first.
 
   Each holds as many whole multiples of `micro_batch` rows as its width leaves
-  room for: rows · wᵢ ≤ micro_batch · width, and at most the batch's rows.
+  room for, in tokens of the widest, and at most the batch's rows.
 
   Args:
     width: T, tokens of a full row.
     count: N; widths are ⌈T·i / N⌉, i = N .. 1, equal ones once.
     micro_batch: rows of full width that are computed together.
     rows: B, a multiple of `micro_batch`.
+    group_size, prompt: as in `Bucket`; rows are groups then.
 
   Returns:
     Strictly narrower from one to the next.
@@ -60,10 +67,14 @@ def make_buckets(
     [(10, 2), (7, 2), (4, 4)]
   """
   widths = sorted({-(-width * i // count) for i in range(1, count + 1)})
-  return tuple(
-    Bucket(w, micro_batch * min(width // w, rows // micro_batch))
-    for w in reversed(widths)
-  )
+  full = Bucket(width, micro_batch, group_size, prompt)
+
+  def bucket(width: int) -> Bucket:
+    narrow = full._replace(width=width)
+    times = min(full.tokens // narrow.tokens, rows // micro_batch)
+    return narrow._replace(rows=micro_batch * times)
+
+  return tuple(bucket(width) for width in reversed(widths))
 
 
 def layout(
@@ -93,13 +104,14 @@ def layout(
     return make_buckets(
       prompt + completion, width_buckets, micro_batch=micro_batch, rows=rows
     )
-  of_groups = make_buckets(
+  return make_buckets(
     completion,
     width_buckets,
     micro_batch=micro_batch // shared,
     rows=rows // shared,
+    group_size=shared,
+    prompt=prompt,
   )
-  return tuple(Bucket(*b[:2], shared, prompt) for b in of_groups)
 
 
 def row_lengths(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:
@@ -119,7 +131,7 @@ def fill_buckets(
   Args:
     lengths: tokens of each row.
     keep: rows that are computed at all.
-    buckets: from `make_buckets`; the first one is as wide as the longest row.
+    buckets: from `layout`; the first one is as wide as the longest row kept.
 
   Returns:
     Row numbers, kept ones first and wide before narrow, each in the batch's

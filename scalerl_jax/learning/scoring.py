@@ -91,7 +91,7 @@ def group_logps(
 
   Args:
     policy: its hidden states and its head.
-    batch: whole groups, with `prompt_length`.
+    batch: whole groups, with `prompt_length`, each 1 or more.
     warp: keywords of `warp_logits`.
     group_size: G.
     prompt: Tp, columns that hold any prompt.

@@ -123,10 +123,37 @@ def global_weights(
   return advantages, weights, keep
 
 
+def _check_groups(batch: Batch, settings: TrainSettings) -> None:
+  """Raises where the prompts of a batch cannot be shared."""
+  width, most = batch.mask.shape[1], settings.max_completion_tokens
+  for holds, told in (
+    (batch.packed is None, "packing must be 0, got a packed batch"),
+    (
+      batch.prompt_length is not None,
+      "prompt_length must say where prompts end, got None: `collate` sets it",
+    ),
+    (
+      settings.micro_batch % settings.group_size == 0,
+      f"micro_batch must be a multiple of the groups of {settings.group_size},"
+      f" got {settings.micro_batch}",
+    ),
+    (
+      0 < most < width,
+      f"max_completion_tokens must be below the {width} tokens of a row, got"
+      f" {most}",
+    ),
+  ):
+    if not holds:
+      raise ValueError(f"with share_prompts {told}")
+
+
 def step_buckets(batch: Batch, settings: TrainSettings) -> tuple[Bucket, ...]:
   """The shapes of micro-batch of a step, the widest first."""
   rows, width = batch.mask.shape
-  shared = settings.group_size if settings.share_prompts else 0
+  shared = 0
+  if settings.share_prompts:
+    _check_groups(batch, settings)
+    shared = settings.group_size
   prompt = width - settings.max_completion_tokens if shared else 0
   packed: Packed | None = batch.packed
   return layout(
@@ -161,18 +188,13 @@ def train_step(
 
   Raises:
     ValueError: `settings.micro_batch` does not divide the rows, or prompts are
-      shared and the batch does not say where they end.
+      to be shared and cannot be.
   """
   total, length = batch.mask.shape
   if total % settings.micro_batch:
     raise ValueError(
       f"micro_batch must divide the {total} rows of the batch, got"
       f" {settings.micro_batch}"
-    )
-  if settings.share_prompts and batch.prompt_length is None:
-    raise ValueError(
-      "a batch's prompt_length must say where its prompts end if they are"
-      " shared, got None: `collate` sets it"
     )
   advantages, weights, keep = global_weights(batch, settings)
   kept = keep.sum(dtype=jnp.float32)
@@ -185,7 +207,8 @@ def train_step(
   learnt = keep.reshape(-1, unit).any(axis=1)
   if settings.share_prompts:
     asked = batch.prompt_length
-    lengths = (lengths - asked).reshape(-1, unit).max(axis=1)
+    # A row that is masked out is cut where its group is.
+    lengths = jnp.where(keep, lengths - asked, 0).reshape(-1, unit).max(axis=1)
     filled -= jnp.sum(asked * keep, dtype=jnp.float32)
     filled += jnp.sum(asked[::unit] * learnt, dtype=jnp.float32)
   if packed is None:

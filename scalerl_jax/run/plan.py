@@ -15,7 +15,11 @@ from scalerl_jax.data.tasks import load_task
 from scalerl_jax.learning.buckets import Bucket, layout
 from scalerl_jax.models import pretrained
 from scalerl_jax.run import memory
-from scalerl_jax.run.accounting import Compute, training_flops
+from scalerl_jax.run.accounting import (
+  TRAINING_PASSES,
+  forward_flops,
+  generation_flops,
+)
 from scalerl_jax.run.meshes import Meshes, make_meshes
 from scalerl_jax.run.warm_start import resolved
 
@@ -107,15 +111,6 @@ def make_plan(
     beside = sum(learner.values()) if shared else 0
     slots = _largest_slots(config, meshes, vocab_size, device_bytes - beside)
   tokens = config.batch.completions * config.sampler.max_completion_tokens
-  compute = Compute(
-    config.model, config.sampler, config.batch, vocab_size=vocab_size
-  )
-  training = training_flops(
-    config.model,
-    vocab_size=vocab_size,
-    rows=config.batch.completions,
-    row_tokens=_budget(config),
-  )
   chunk = config.loss.logprob_chunk
   return Plan(
     meshes=meshes,
@@ -128,8 +123,16 @@ def make_plan(
     rows=f"a micro-batch is {_shapes(config)},"
     f" {f'{chunk} tokens' if chunk else 'all'} with logits at a time",
     slots=f"{config.sampler.slots} slots x {_budget(config)} tokens",
-    generation_flops=compute.full(1, tokens) - training,
-    training_flops=training,
+    generation_flops=generation_flops(
+      config.model,
+      vocab_size=vocab_size,
+      prompts=config.batch.prompts,
+      prompt_tokens=config.sampler.max_prompt_tokens,
+      completions=config.batch.completions,
+      completion_tokens=tokens,
+      context=_budget(config),
+    ),
+    training_flops=_training_flops(config, vocab_size),
     device_bytes=device_bytes,
     largest_micro_batch=micro_batch,
     largest_slots=slots,
@@ -197,6 +200,20 @@ def _buckets(config: Config) -> tuple[Bucket, ...]:
   )
 
 
+def _training_flops(config: Config, vocab_size: int) -> float:
+  """Of a step in which every completion has full length, none packed."""
+  rows = dataclasses.replace(config.batch, packing=0)
+  bucket = _buckets(dataclasses.replace(config, batch=rows))[0]
+  count = config.batch.completions // (bucket.rows * bucket.group_size)
+  return TRAINING_PASSES * forward_flops(
+    config.model,
+    vocab_size=vocab_size,
+    tokens=count * bucket.tokens,
+    context=bucket.keys / bucket.tokens,
+    head_tokens=count * bucket.logits,
+  )
+
+
 def _shapes(config: Config) -> str:
   """The shapes of micro-batch, as words."""
   first, *others = _buckets(config)
@@ -210,13 +227,17 @@ def _shapes(config: Config) -> str:
 
 
 def _learner(config: Config, meshes: Meshes, vocab_size: int) -> dict[str, int]:
-  return memory.learner_bytes(
-    config.model,
-    config.loss,
-    vocab_size=vocab_size,
-    bucket=_buckets(config)[0],
-    mesh=meshes.trainer,
+  of_each = (
+    memory.learner_bytes(
+      config.model,
+      config.loss,
+      vocab_size=vocab_size,
+      bucket=bucket,
+      mesh=meshes.trainer,
+    )
+    for bucket in _buckets(config)
   )
+  return max(of_each, key=lambda held: sum(held.values()))
 
 
 def _sampler(config: Config, meshes: Meshes, vocab_size: int) -> dict[str, int]:

@@ -4,8 +4,6 @@ import os
 import pathlib
 import threading
 
-import pytest
-
 from benchmarks import overlap
 
 HERE = pathlib.Path("/proc/self/task")
@@ -18,7 +16,6 @@ def _cores():
   }
 
 
-@pytest.mark.skipif(not HERE.exists(), reason="threads are listed by Linux")
 def test_every_thread_is_kept_on_one_core_and_let_go():
   done = threading.Event()
   other = threading.Thread(target=done.wait)

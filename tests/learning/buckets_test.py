@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scalerl_jax.learning.buckets import (
   Bucket,
   fill_buckets,
+  layout,
   make_buckets,
   row_lengths,
 )
@@ -40,6 +41,38 @@ def test_widths_reach_the_full_one_and_rows_keep_the_budget(
     assert bucket.rows * bucket.width <= micro_batch * width
     more = (bucket.rows + micro_batch) * bucket.width
     assert more > micro_batch * width or bucket.rows == rows
+
+
+@hypothesis.given(
+  prompt=st.integers(1, 40),
+  completion=st.integers(1, 40),
+  count=st.integers(1, 9),
+  shared=st.integers(1, 4),
+  pieces=st.integers(1, 7),
+  ways=st.integers(1, 3),
+)
+@hypothesis.settings(max_examples=100)
+def test_groups_keep_the_budget_with_their_prompts(
+  prompt, completion, count, shared, pieces, ways
+):
+  micro_batch = shared * ways
+  made = layout(
+    rows=micro_batch * pieces,
+    prompt=prompt,
+    completion=completion,
+    micro_batch=micro_batch,
+    width_buckets=count,
+    shared=shared,
+  )
+  assert made[0] == Bucket(completion, ways, shared, prompt)
+  assert made[0].tokens == ways * (prompt + shared * completion)
+  for bucket in made:
+    assert (bucket.group_size, bucket.prompt) == (shared, prompt)
+    assert bucket.rows % ways == 0
+    assert bucket.rows <= ways * pieces
+    assert bucket.tokens <= made[0].tokens
+    more = bucket._replace(rows=bucket.rows + ways)
+    assert more.tokens > made[0].tokens or bucket.rows == ways * pieces
 
 
 def test_one_bucket_is_the_full_width():

@@ -11,6 +11,7 @@ from flax import nnx
 from scalerl_jax.config import LossConfig
 from scalerl_jax.learning import train_step
 from scalerl_jax.learning.learner import Learner
+from scalerl_jax.learning.packing import pack
 from scalerl_jax.learning.scoring import completion_logps, group_logps
 from scalerl_jax.models.sharding import make_mesh, replicated
 from scalerl_jax.types import Batch
@@ -31,16 +32,22 @@ LOSSES = {
 }
 
 
-def _batch(correct=CORRECT):
-  """Any ids anywhere, padding too; the prompts of a group are alike."""
+def _batch(correct=CORRECT, masked=()):
+  """Any ids anywhere, padding too; the prompts of a group are alike.
+
+  Rows that are masked out have been truncated: they are as long as can be.
+  """
   rng = np.random.default_rng(0)
   place = np.arange(T)
-  inside = place < (PROMPT + WRITTEN)[:, None]
+  written = WRITTEN.copy()
+  written[list(masked)] = TC
+  inside = place < (PROMPT + written)[:, None]
   asked = place < PROMPT[:, None]
   tokens = rng.integers(0, V, (B, T))
   tokens = np.where(asked, np.repeat(tokens[::G], G, axis=0), tokens)
   mask = inside & ~asked
   mask[0, 2] = False  # a forced token
+  mask[list(masked)] = False
   logps = rng.uniform(-4.5, -2.0, (B, T))
   return Batch(
     tokens=tokens.astype(np.int32),
@@ -128,16 +135,19 @@ def _update(batch, settings, devices=1):
 
 @pytest.mark.parametrize(
   ("name", "micro_batch", "devices", "count"),
-  [("cispo", 6, 2, 1), ("gspo", 3, 1, 1), ("cispo", B, 1, 2)],
+  [("cispo", 6, 2, 1), ("gspo", 3, 1, 1), ("cispo", 3, 1, 3)],
 )
+@pytest.mark.parametrize("masked", [(), (0, 7)])
 def test_the_update_is_that_of_rows_of_their_own(
-  name, micro_batch, devices, count
+  name, micro_batch, devices, count, masked
 ):
-  loss = LOSSES[name]
-  wanted, told = _update(_batch(), _settings(loss, B, share=False))
+  loss, batch = LOSSES[name], _batch(masked=masked)
+  wanted, told = _update(batch, _settings(loss, B, share=False))
   assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 0.05
   settings = _settings(loss, micro_batch, share=True, width_buckets=count)
-  gradient, metrics = _update(_batch(), settings, devices)
+  gradient, metrics = _update(batch, settings, devices)
+  full = metrics["micro_batches"] * micro_batch * TC
+  assert (metrics["computed_logits"] < full) == (count > 1)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
     gradient,
@@ -167,11 +177,14 @@ def test_what_was_computed_is_counted():
 
 
 def test_short_groups_are_computed_in_narrow_rows():
-  # Widths 5, 4, 2 (two groups) of three: one of 5, then those of 2 and 3.
+  # Widths 5, 4 and 2, which leaves room for two groups: one of each is left.
   settings = _settings(LOSSES["cispo"], 3, share=True, width_buckets=3)
   _, metrics = _update(_batch(), settings)
   assert metrics["micro_batches"] == 3
-  assert metrics["computed_logits"] == G * (5 + 4 + 4)
+  assert metrics["computed_logits"] == G * (5 + 4 + 2 * 2)
+  # A row that is masked out does not make its group wider.
+  _, metrics = _update(_batch(masked=(7,)), settings)
+  assert metrics["computed_logits"] == G * (5 + 4 + 2 * 2)
 
 
 def test_a_batch_with_nothing_kept_is_skipped():
@@ -182,7 +195,18 @@ def test_a_batch_with_nothing_kept_is_skipped():
   assert not any(x.any() for x in jax.tree.leaves(gradient))
 
 
-def test_a_batch_that_does_not_say_where_prompts_end_is_refused():
-  batch = dataclasses.replace(_batch(), prompt_length=None)
-  with pytest.raises(ValueError, match=r"prompt_length .* got None"):
-    _update(batch, _settings(LossConfig(), 6, share=True))
+@pytest.mark.parametrize(
+  ("change", "settings", "told"),
+  [
+    ({"prompt_length": None}, {}, r"prompt_length .* got None"),
+    ({"packed": pack(_batch(), KEPT, T).packed}, {}, r"packing must be 0"),
+    ({}, {"micro_batch": 4}, r"multiple of the groups of 3, got 4"),
+    ({}, {"micro_batch": 2}, r"multiple of the groups of 3, got 2"),
+    ({}, {"max_completion_tokens": T}, r"below the 8 tokens of a row, got 8"),
+  ],
+)
+def test_prompts_that_cannot_be_shared_are_refused(change, settings, told):
+  batch = dataclasses.replace(_batch(), **change)
+  asked = _settings(LossConfig(), 6, share=True)
+  with pytest.raises(ValueError, match=told):
+    _update(batch, dataclasses.replace(asked, **settings))

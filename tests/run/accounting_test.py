@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
+from scalerl_jax.learning.buckets import Bucket
 from scalerl_jax.models.policy import UNROLL_LAYERS, Policy
 from scalerl_jax.pipeline.loop import Totals
 from scalerl_jax.run import accounting
@@ -67,19 +68,45 @@ def test_experts_cost_what_dense_layers_of_their_width_do():
   )
 
 
-def test_training_is_what_xla_counts(policy):
+@pytest.mark.parametrize("length", [40, 150])  # attention whole, and in blocks
+def test_training_is_what_xla_counts(policy, length):
   graph, params = policy
-  tokens = jnp.zeros((3, 40), jnp.int32)
+  tokens = jnp.zeros((3, length), jnp.int32)
 
   def loss(params, tokens):
     policy = nnx.merge(graph, params)
     return policy.head(policy.hidden(tokens)[:, :-1]).sum()
 
   counted = accounting.training_flops(
-    MODEL, vocab_size=VOCAB, rows=3, row_tokens=40
+    MODEL, vocab_size=VOCAB, rows=3, row_tokens=length
   )
   measured = xla_flops(jax.value_and_grad(loss), params, tokens)
   assert counted == pytest.approx(measured, rel=TOLERANCE)
+
+
+def test_groups_behind_their_prompts_are_what_xla_counts(policy):
+  graph, params = policy
+  bucket = Bucket(width=130, rows=2, group_size=3, prompt=17)
+  prompts = jnp.zeros((2, 17), jnp.int32)
+  completions = jnp.zeros((2, 3, 130), jnp.int32)
+
+  def logits(params, prompts, completions):
+    policy = nnx.merge(graph, params)
+    lengths = jnp.array([17, 9])
+    return policy.head(
+      policy.hidden_of_groups(prompts, lengths, completions)[1]
+    )
+
+  counted = accounting.forward_flops(
+    MODEL,
+    vocab_size=VOCAB,
+    tokens=bucket.tokens,
+    context=bucket.keys / bucket.tokens,
+    head_tokens=bucket.logits,
+  )
+  measured = xla_flops(logits, params, prompts, completions)
+  # Softmax over a hundred keys and more is a percent of its own.
+  assert counted == pytest.approx(measured, rel=TOLERANCE + 0.01)
 
 
 def test_decode_step_is_what_xla_counts(policy):

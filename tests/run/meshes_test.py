@@ -139,6 +139,12 @@ def test_rows_are_shared_over_fsdp_too(machine):
   machine(8)
   text = _refusal(vary(_pipeline(fsdp=3), batch={"micro_batch": 64}))
   assert "batch.micro_batch must be divisible by the 3 devices" in text
+  shared = {"micro_batch": 48, "share_prompts": True}
+  told = _refusal(vary(_pipeline(fsdp=2), batch=shared))
+  assert (
+    "batch.micro_batch / batch.group_size (16) must be divisible by the 2"
+    " devices that share it, got 3"
+  ) in told
 
 
 def test_heads_are_never_cut(machine):

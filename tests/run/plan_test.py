@@ -92,6 +92,19 @@ def test_packed_rows_and_chunks_are_told():
   assert wider > 2.5 * plain
 
 
+def test_groups_behind_their_prompts_are_told():
+  shared = vary(TINY, batch={"share_prompts": True, "width_buckets": 2})
+  found, plain = _plan(shared), _plan()
+  told = "\n".join(found.lines())
+  assert (
+    "2 prompts x 5 tokens, with 4 completions each x 7 or 2 x 4, all with"
+    in told
+  )
+  assert found.learner["activations"] < plain.learner["activations"]
+  assert found.training_flops < 0.8 * plain.training_flops
+  assert _plan(shared, 1 << 40).largest_micro_batch == 16
+
+
 def test_narrower_micro_batches_are_told():
   told = "\n".join(_plan(vary(TINY, batch={"width_buckets": 3})).lines())
   assert "8 rows x 12 tokens or 8 x 8 or 16 x 4, all with logits" in told
