@@ -18,8 +18,8 @@ Reaches:  held-out pass rate .147 -> .889 (seeds 0, 1, 2: .889, .888, .889; task
           first half of the run misses the end by +.006, +.006, -.009, inside
           its 90 % band each time; the bands are .096 to .111 wide. Bits differ
           between kinds of machine and versions, and these numbers with them, as
-          between seeds: other shapes of micro-batch end seed 0 at .882 (forecast
-          +.012), earlier versions at .894, .895, .899 and .880.
+          between seeds: other shapes of micro-batch end seed 0 at .882 (+.012),
+          earlier versions at .894, .895, .899 and .880.
 """
 
 import dataclasses
