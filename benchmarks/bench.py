@@ -150,7 +150,7 @@ def learn(name: str, share: bool) -> None:
   from scalerl_jax.learning.learner import Learner
   from scalerl_jax.learning.optimizer import make_optimizer
   from scalerl_jax.learning.train_step import TrainSettings
-  from scalerl_jax.run.accounting import TRAINING_PASSES, forward_flops
+  from scalerl_jax.run.accounting import learning_flops
   from scalerl_jax.types import Batch
 
   config, mesh, graph, params = make_policy()
@@ -191,12 +191,12 @@ def learn(name: str, share: bool) -> None:
     learner.collect()
     rates.append(rows * width / (time.process_time() - start))
     peaks.append(matmul_peak())
-  flops = TRAINING_PASSES * forward_flops(
+  flops = learning_flops(
     config.model,
     vocab_size=70,
     tokens=did["computed_tokens"],
-    context=did["computed_keys"] / did["computed_tokens"],
-    head_tokens=did["computed_logits"],
+    keys=did["computed_keys"],
+    logits=did["computed_logits"],
   )
   tell(
     name,

@@ -77,9 +77,7 @@ class Batch:
   behavior_logps: Any  # float32 [B, T], nats; 0 outside the mask
   correct: Any  # int32 [B], 0/1 correctness, what filters look at
   rewards: Any  # float32 [B], what advantages are made of
-  prompt_length: Any = (
-    None  # int32 [B], tokens before the completion, 1 or more
-  )
+  prompt_length: Any = None  # int32 [B], tokens of each row's prompt, 1 up
   packed: Any = None  # Packed, where the forward pass goes over fuller rows
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from scalerl_jax.config import ModelConfig
@@ -77,6 +78,47 @@ def equations(jaxpr):
         inner = getattr(inner, "jaxpr", inner)
         if hasattr(inner, "eqns"):
           yield from equations(inner)
+
+
+def products(traced):
+  """Every product of a traced function, `jax.make_jaxpr(f)(...)`."""
+  return [
+    equation
+    for equation in equations(traced.jaxpr)
+    if equation.primitive.name == "dot_general"
+  ]
+
+
+def in_full_precision(traced):
+  """How many products are asked for as float32 is: all, or this fails.
+
+  An accelerator's default rounds float32 operands; a CPU cannot show it.
+  """
+  found = products(traced)
+  highest = jax.lax.Precision.HIGHEST
+  for product in found:
+    assert product.params["precision"] == (highest, highest)
+    assert product.params["preferred_element_type"] == jnp.float32
+  return len(found)
+
+
+def same_update(actual, expected):
+  """Two updates, (what was taken off the parameters, metrics), are the same
+  but for what was computed to get there."""
+  gradient, metrics = actual
+  wanted, told = expected
+  assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 0.05
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+    gradient,
+    wanted,
+  )
+  own = {"micro_batches", "padding_share"}
+  own |= {name for name in told if name.startswith("computed_")}
+  for metric in set(told) - own:
+    assert metrics[metric] == pytest.approx(told[metric], rel=1e-4, abs=1e-6), (
+      metric
+    )
 
 
 @contextlib.contextmanager

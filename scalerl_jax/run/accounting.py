@@ -130,10 +130,36 @@ def generation_flops(
   )
 
 
+def learning_flops(
+  model: ModelConfig,
+  *,
+  vocab_size: int,
+  tokens: float,
+  keys: float,
+  logits: float,
+) -> float:
+  """FLOPs of forward and backward: 3 × forward.
+
+  Args:
+    model: the architecture.
+    vocab_size: V.
+    tokens: positions computed, padding included.
+    keys: that all of them together were multiplied with, masked ones too.
+    logits: positions that got logits.
+  """
+  return TRAINING_PASSES * forward_flops(
+    model,
+    vocab_size=vocab_size,
+    tokens=tokens,
+    context=keys / max(tokens, 1),
+    head_tokens=logits,
+  )
+
+
 def training_flops(
   model: ModelConfig, *, vocab_size: int, rows: float, row_tokens: int
 ) -> float:
-  """FLOPs of forward and backward: 3 × forward.
+  """`learning_flops` of rows.
 
   Args:
     model: the architecture.
@@ -142,12 +168,12 @@ def training_flops(
     row_tokens: positions of a row, padding included; all but the last get
       logits.
   """
-  return TRAINING_PASSES * forward_flops(
+  return learning_flops(
     model,
     vocab_size=vocab_size,
     tokens=rows * row_tokens,
-    context=pairs(row_tokens) / row_tokens,
-    head_tokens=rows * (row_tokens - 1),
+    keys=rows * pairs(row_tokens),
+    logits=rows * (row_tokens - 1),
   )
 
 
@@ -300,13 +326,12 @@ class Compute:
 
   def spent_on_training(self, totals: Totals) -> float:
     """FLOPs that the trainer mesh computed."""
-    tokens = totals.computed_tokens
-    return TRAINING_PASSES * forward_flops(
+    return learning_flops(
       self._model,
       vocab_size=self._vocab_size,
-      tokens=tokens,
-      context=totals.computed_keys / max(tokens, 1),
-      head_tokens=totals.computed_logits,
+      tokens=totals.computed_tokens,
+      keys=totals.computed_keys,
+      logits=totals.computed_logits,
     )
 
   def spent(self, totals: Totals) -> float:

@@ -24,8 +24,8 @@ from scalerl_jax.sampling.rings import NARROWEST
 FLOAT = 4  # bytes of a float32
 MOMENTS = 2  # AdamW's
 # Floats that the backward pass keeps of a layer and token, as multiples of D,
-# F, H·T, H·Dh and K·Dh: inputs of products, of norms and of silu. Counted from
-# XLA's buffers; a scan keeps whole what unrolled layers compute again in a
+# F, H·keys, H·Dh and K·Dh: inputs of products, of norms and of silu. Counted
+# from XLA's buffers; a scan keeps whole what unrolled layers compute again in a
 # fusion.
 UNROLLED = (8, 5, 1, 3, 2)
 SCANNED = (9, 6, 2, 3, 2)

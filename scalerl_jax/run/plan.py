@@ -15,11 +15,7 @@ from scalerl_jax.data.tasks import load_task
 from scalerl_jax.learning.buckets import Bucket, layout
 from scalerl_jax.models import pretrained
 from scalerl_jax.run import memory
-from scalerl_jax.run.accounting import (
-  TRAINING_PASSES,
-  forward_flops,
-  generation_flops,
-)
+from scalerl_jax.run.accounting import generation_flops, learning_flops
 from scalerl_jax.run.meshes import Meshes, make_meshes
 from scalerl_jax.run.warm_start import resolved
 
@@ -205,12 +201,12 @@ def _training_flops(config: Config, vocab_size: int) -> float:
   rows = dataclasses.replace(config.batch, packing=0)
   bucket = _buckets(dataclasses.replace(config, batch=rows))[0]
   count = config.batch.completions // (bucket.rows * bucket.group_size)
-  return TRAINING_PASSES * forward_flops(
+  return learning_flops(
     config.model,
     vocab_size=vocab_size,
     tokens=count * bucket.tokens,
-    context=bucket.keys / bucket.tokens,
-    head_tokens=count * bucket.logits,
+    keys=count * bucket.keys,
+    logits=count * bucket.logits,
   )
 
 

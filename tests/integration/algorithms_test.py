@@ -70,24 +70,6 @@ def test_ppo_off_policy_3_generates_three_batches_with_one_policy(tmp_path):
   assert admitted == {0: 3 * prompts, 3: 3 * prompts, 6: 2 * prompts}
 
 
-# Layouts of a batch.
-
-
-def test_a_layout_changes_the_cost_of_a_step_and_not_its_numbers(tmp_path):
-  plain = vary(TINY, run={"steps": 2})
-  layout = {"share_prompts": True, "width_buckets": 2}
-  cut = vary(plain, batch=layout)
-  (rows, *_), (groups, *_) = (
-    metrics(_train(tmp_path / name, config).workdir)
-    for name, config in (("plain", plain), ("cut", cut))
-  )
-  assert rows["gradient_norm"] > 0
-  for name in ("loss", "gradient_norm", "entropy", "kept_tokens", "ratio_mean"):
-    assert groups[name] == pytest.approx(rows[name], rel=1e-4, abs=1e-6), name
-  assert groups["flops_full"] == rows["flops_full"]
-  assert groups["flops_spent"] < 0.9 * rows["flops_spent"]
-
-
 # Dynamic sampling.
 
 

@@ -20,13 +20,22 @@ from scalerl_jax.learning.buckets import (
   count=st.integers(1, 9),
   micro_batch=st.integers(1, 5),
   pieces=st.integers(1, 7),
+  group_size=st.integers(1, 4),
+  prompt=st.integers(0, 40),
 )
-@hypothesis.settings(max_examples=100)
+@hypothesis.settings(max_examples=200)
 def test_widths_reach_the_full_one_and_rows_keep_the_budget(
-  width, count, micro_batch, pieces
+  width, count, micro_batch, pieces, group_size, prompt
 ):
   rows = micro_batch * pieces
-  made = make_buckets(width, count, micro_batch=micro_batch, rows=rows)
+  made = make_buckets(
+    width,
+    count,
+    micro_batch=micro_batch,
+    rows=rows,
+    group_size=group_size,
+    prompt=prompt,
+  )
   widths = [bucket.width for bucket in made]
   assert widths[0] == width
   assert made[0].rows == micro_batch
@@ -35,44 +44,33 @@ def test_widths_reach_the_full_one_and_rows_keep_the_budget(
   # A row is cut to less than a step above its own length.
   steps = np.diff([0, *reversed(widths)])
   assert steps.max() <= -(-width // count)
+  budget = micro_batch * (prompt + group_size * width)
   for bucket in made:
+    assert (bucket.group_size, bucket.prompt) == (group_size, prompt)
     assert bucket.rows % micro_batch == 0
     assert bucket.rows <= rows
-    assert bucket.rows * bucket.width <= micro_batch * width
-    more = (bucket.rows + micro_batch) * bucket.width
-    assert more > micro_batch * width or bucket.rows == rows
+    own = prompt + group_size * bucket.width
+    assert bucket.tokens == bucket.rows * own <= budget
+    more = (bucket.rows + micro_batch) * own
+    assert more > budget or bucket.rows == rows
 
 
-@hypothesis.given(
-  prompt=st.integers(1, 40),
-  completion=st.integers(1, 40),
-  count=st.integers(1, 9),
-  shared=st.integers(1, 4),
-  pieces=st.integers(1, 7),
-  ways=st.integers(1, 3),
-)
-@hypothesis.settings(max_examples=100)
-def test_groups_keep_the_budget_with_their_prompts(
-  prompt, completion, count, shared, pieces, ways
-):
-  micro_batch = shared * ways
+def test_groups_count_their_prompt_in_the_budget_of_tokens():
+  # The quickstart's: 1,016 positions at most, so 8 groups of 5 tokens, not 12.
   made = layout(
-    rows=micro_batch * pieces,
-    prompt=prompt,
-    completion=completion,
-    micro_batch=micro_batch,
-    width_buckets=count,
-    shared=shared,
+    rows=768,
+    prompt=14,
+    completion=15,
+    micro_batch=64,
+    width_buckets=3,
+    shared=16,
   )
-  assert made[0] == Bucket(completion, ways, shared, prompt)
-  assert made[0].tokens == ways * (prompt + shared * completion)
-  for bucket in made:
-    assert (bucket.group_size, bucket.prompt) == (shared, prompt)
-    assert bucket.rows % ways == 0
-    assert bucket.rows <= ways * pieces
-    assert bucket.tokens <= made[0].tokens
-    more = bucket._replace(rows=bucket.rows + ways)
-    assert more.tokens > made[0].tokens or bucket.rows == ways * pieces
+  assert [tuple(bucket) for bucket in made] == [
+    (15, 4, 16, 14),
+    (10, 4, 16, 14),
+    (5, 8, 16, 14),
+  ]
+  assert [bucket.tokens for bucket in made] == [1016, 696, 752]
 
 
 def test_one_bucket_is_the_full_width():

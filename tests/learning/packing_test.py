@@ -18,7 +18,14 @@ from scalerl_jax.learning.learner import Learner
 from scalerl_jax.learning.packing import first_fit, pack, trained_rows, unpack
 from scalerl_jax.models.sharding import make_mesh, replicated
 from scalerl_jax.types import Batch
-from tests.helpers import SHAPE, V, equations, small_policy, weights
+from tests.helpers import (
+  SHAPE,
+  V,
+  equations,
+  same_update,
+  small_policy,
+  weights,
+)
 
 ONE_LAYER = dataclasses.replace(SHAPE, num_layers=1)
 B, G, T, W = 12, 3, 7, 17
@@ -174,23 +181,6 @@ def _padded(name):
   return _update(_batch(), name, packing=0, micro_batch=B)
 
 
-def _same_update(actual, expected):
-  gradient, metrics = actual
-  wanted, told = expected
-  assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 0.05
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
-    gradient,
-    wanted,
-  )
-  own = {"micro_batches", "padding_share"}
-  own |= {name for name in told if name.startswith("computed_")}
-  for metric in set(told) - own:
-    assert metrics[metric] == pytest.approx(told[metric], rel=1e-4, abs=1e-6), (
-      metric
-    )
-
-
 @pytest.mark.parametrize(
   ("name", "micro_batch", "devices"),
   [("cispo", 2, 2), ("gspo", 1, 1)],
@@ -199,7 +189,7 @@ def test_packed_is_padded_value_and_gradient(name, micro_batch, devices):
   actual = _update(
     _batch(), name, packing=W, micro_batch=micro_batch, devices=devices
   )
-  _same_update(actual, _padded(name))
+  same_update(actual, _padded(name))
   assert actual[1]["micro_batches"] == 2 // micro_batch
   assert actual[1]["computed_keys"] == 2 * W * W
   assert actual[1]["padding_share"] == pytest.approx(1 - 31 / (2 * W))

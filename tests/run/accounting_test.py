@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +8,11 @@ from flax import nnx
 
 from scalerl_jax.config import BatchConfig, ModelConfig, SamplerConfig
 from scalerl_jax.learning.buckets import Bucket
+from scalerl_jax.models import attention
 from scalerl_jax.models.policy import UNROLL_LAYERS, Policy
 from scalerl_jax.pipeline.loop import Totals
 from scalerl_jax.run import accounting
+from tests.helpers import products, small_policy
 
 # XLA also counts norms, softmax, rotations and residual sums; measured at this
 # shape 1.3 % of the forward pass and 1.4 % of forward and backward.
@@ -84,29 +87,42 @@ def test_training_is_what_xla_counts(policy, length):
   assert counted == pytest.approx(measured, rel=TOLERANCE)
 
 
-def test_groups_behind_their_prompts_are_what_xla_counts(policy):
-  graph, params = policy
-  bucket = Bucket(width=130, rows=2, group_size=3, prompt=17)
-  prompts = jnp.zeros((2, 17), jnp.int32)
-  completions = jnp.zeros((2, 3, 130), jnp.int32)
+def product_flops(traced):
+  """Of every product of a traced function: 2 for each multiply-add."""
+  flops = 0
+  for product in products(traced):
+    (contracted, _), _ = product.params["dimension_numbers"]
+    left, out = product.invars[0].aval, product.outvars[0].aval
+    flops += 2 * out.size * math.prod(left.shape[axis] for axis in contracted)
+  return flops
 
-  def logits(params, prompts, completions):
-    policy = nnx.merge(graph, params)
-    lengths = jnp.array([17, 9])
-    return policy.head(
-      policy.hidden_of_groups(prompts, lengths, completions)[1]
+
+@pytest.mark.parametrize("width", [11, 24])  # one block, two blocks
+def test_groups_behind_their_prompts_are_counted_product_by_product(
+  monkeypatch, width
+):
+  monkeypatch.setattr(attention, "BLOCK", 12)
+  one_layer = dataclasses.replace(MODEL, num_layers=1)  # a scan is one equation
+  policy = small_policy(one_layer, vocab_size=VOCAB)
+  bucket = Bucket(width=width, rows=2, group_size=3, prompt=7)
+  assert len(attention.blocks(width)) == max(1, width // 12)
+  prompts = jnp.zeros((2, 7), jnp.int32)
+  completions = jnp.zeros((2, 3, width), jnp.int32)
+
+  def logits(prompts, completions):
+    lengths = jnp.array([7, 3])
+    hidden = policy.hidden_of_groups(prompts, lengths, completions)[1]
+    return policy.head(hidden)
+
+  assert product_flops(jax.make_jaxpr(logits)(prompts, completions)) == (
+    accounting.forward_flops(
+      one_layer,
+      vocab_size=VOCAB,
+      tokens=bucket.tokens,
+      context=bucket.keys / bucket.tokens,
+      head_tokens=bucket.logits,
     )
-
-  counted = accounting.forward_flops(
-    MODEL,
-    vocab_size=VOCAB,
-    tokens=bucket.tokens,
-    context=bucket.keys / bucket.tokens,
-    head_tokens=bucket.logits,
   )
-  measured = xla_flops(logits, params, prompts, completions)
-  # Softmax over a hundred keys and more is a percent of its own.
-  assert counted == pytest.approx(measured, rel=TOLERANCE + 0.01)
 
 
 def test_decode_step_is_what_xla_counts(policy):
