@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -18,6 +19,9 @@ from scalerl_jax.config import ModelConfig
 from scalerl_jax.models.policy import Policy
 
 V = 23
+# The change of the parameters is the gradient. One rule for all tests: those
+# with equal settings share their compiled step.
+SGD = optax.sgd(1.0)
 SHAPE = ModelConfig(
   width=16,
   num_layers=2,

@@ -1,6 +1,5 @@
 """The learner: state on the trainer mesh, one update in the air at a time."""
 
-import functools
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from scalerl_jax.learning.train_step import (
   train_step,
 )
 from scalerl_jax.models.sharding import replicated
+from scalerl_jax.models.static import with_settings
 from scalerl_jax.types import Batch
 
 
@@ -44,7 +44,7 @@ class Learner:
       )
     shardings = jax.tree.map(lambda x: x.sharding, self.state)
     self._step = jax.jit(
-      functools.partial(train_step, settings=settings),
+      with_settings(train_step, settings=settings),
       donate_argnums=0,
       out_shardings=(shardings, replicated(mesh)),
     )

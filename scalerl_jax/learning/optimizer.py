@@ -1,5 +1,6 @@
 """AdamW after a clip by global norm, with the paper's tiny epsilon."""
 
+import functools
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ def warmup_constant(learning_rate: float, warmup_steps: int) -> optax.Schedule:
   return lambda count: ramp(count + 1)
 
 
+@functools.cache  # equal rules are one rule, and one compiled train step
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
   """The update rule of reinforcement learning.
 

@@ -16,9 +16,11 @@ from scalerl_jax.config import SupervisedConfig
 from scalerl_jax.learning.optimizer import init_sharded
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import batch_sharding, replicated
+from scalerl_jax.models.static import with_settings
 from scalerl_jax.objectives.logprobs import token_logps
 
 
+@functools.cache
 def supervised_optimizer(
   config: SupervisedConfig,
 ) -> optax.GradientTransformation:
@@ -90,7 +92,7 @@ def train_supervised(
     held = jax.tree.map(lambda x: x.sharding, (params, state))
     # Left to itself, the compiler would shard what comes out as it likes.
     step = jax.jit(
-      functools.partial(supervised_step, policy=policy, optimizer=optimizer),
+      with_settings(supervised_step, policy=policy, optimizer=optimizer),
       donate_argnums=(0, 1),
       out_shardings=(*held, replicated(mesh)),
     )

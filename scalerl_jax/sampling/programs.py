@@ -1,6 +1,5 @@
 """The compiled programs of a sampler: one of each kind for each shape."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 from scalerl_jax.config import SamplerConfig
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import named_sharding, replicated
+from scalerl_jax.models.static import with_settings
 from scalerl_jax.sampling.decode import (
   DecodeSettings,
   decode_chunk,
@@ -80,7 +80,7 @@ class Programs:
     return self._program(
       "insert",
       lambda: jax.jit(
-        functools.partial(insert_groups, settings=self._settings),
+        with_settings(insert_groups, settings=self._settings),
         donate_argnums=2,
         out_shardings=self._shardings(without_rings(state)),
       ),
@@ -91,7 +91,7 @@ class Programs:
     return self._program(
       ("decode", plan),
       lambda: jax.jit(
-        functools.partial(decode_chunk, settings=self._settings),
+        with_settings(decode_chunk, settings=self._settings),
         donate_argnums=2,
         out_shardings=(self._shardings(state), replicated(self._mesh)),
       ),
@@ -108,7 +108,7 @@ class Programs:
   ) -> SlotState:
     """The state under another plan; see `rings.repack`."""
     moved = bool((order != np.arange(len(order))).any())
-    change = functools.partial(repack, plan=plan, moved=moved, young=young)
+    change = with_settings(repack, plan=plan, moved=moved, young=young)
     order = order.astype(np.int32)
 
     def make() -> Any:
@@ -133,7 +133,7 @@ class Programs:
       return state
 
     def make() -> Any:
-      shaped = functools.partial(change, plan=plan)
+      shaped = with_settings(change, plan=plan)
       shape = jax.eval_shape(shaped, state)
       return jax.jit(shaped, out_shardings=self._shardings(shape))
 

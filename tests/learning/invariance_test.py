@@ -10,14 +10,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
 from scalerl_jax.config import LossConfig
 from scalerl_jax.learning import train_step
 from scalerl_jax.types import Batch
-from tests.helpers import SHAPE, V, small_policy, weights
+from tests.helpers import SGD, SHAPE, V, small_policy, weights
 from tests.reference import advantages as reference_advantages
 from tests.reference import aggregation as reference_aggregation
 from tests.reference import losses as reference_losses
@@ -119,7 +118,7 @@ def test_an_update_is_that_of_the_book_whatever_the_micro_batch(
 ):
   settings = train_step.TrainSettings(
     policy=nnx.graphdef(small_policy(ONE_LAYER)),
-    optimizer=optax.sgd(1.0),  # the change of the parameters is the gradient
+    optimizer=SGD,
     loss=CHOICES[name],
     warp=(),
     group_size=G,

@@ -7,7 +7,6 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from scalerl_jax.learning.packing import first_fit, pack, trained_rows, unpack
 from scalerl_jax.models.sharding import make_mesh, replicated
 from scalerl_jax.types import Batch
 from tests.helpers import (
+  SGD,
   SHAPE,
   V,
   equations,
@@ -143,7 +143,7 @@ def test_what_is_learnt_from_is_what_the_filter_keeps():
 def _settings(name, packing, micro_batch):
   return train_step.TrainSettings(
     policy=nnx.graphdef(small_policy(ONE_LAYER)),
-    optimizer=optax.sgd(1.0),  # the change of the parameters is the gradient
+    optimizer=SGD,
     loss=LOSSES[name],
     warp=(("temperature", 0.8),),
     group_size=G,

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -16,6 +15,7 @@ from scalerl_jax.learning.scoring import completion_logps, group_logps
 from scalerl_jax.models.sharding import make_mesh, replicated
 from scalerl_jax.types import Batch
 from tests.helpers import (
+  SGD,
   SHAPE,
   V,
   products,
@@ -115,7 +115,7 @@ def test_a_prompt_is_computed_once_and_has_no_logits():
 def _settings(loss, micro_batch, *, share, width_buckets=1):
   return train_step.TrainSettings(
     policy=nnx.graphdef(small_policy(ONE_LAYER)),
-    optimizer=optax.sgd(1.0),  # the change of the parameters is the gradient
+    optimizer=SGD,
     loss=loss,
     warp=WARP,
     group_size=G,

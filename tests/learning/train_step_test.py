@@ -8,7 +8,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -17,7 +16,7 @@ from scalerl_jax.learning import train_step
 from scalerl_jax.learning.learner import Learner
 from scalerl_jax.models.sharding import make_mesh, replicated
 from scalerl_jax.types import Batch
-from tests.helpers import SHAPE, V, equations, small_policy, weights
+from tests.helpers import SGD, SHAPE, V, equations, small_policy, weights
 from tests.reference import advantages as reference_advantages
 from tests.reference import aggregation as reference_aggregation
 from tests.reference import transformer as reference
@@ -84,7 +83,7 @@ def _settings(
   # its size, which Adam would hide.
   return train_step.TrainSettings(
     policy=nnx.graphdef(small_policy(ONE_LAYER)),
-    optimizer=optimizer or optax.sgd(1.0),
+    optimizer=optimizer or SGD,
     loss=loss or LossConfig(),
     warp=warp,
     group_size=G,
@@ -219,7 +218,7 @@ def test_micro_batches_and_devices_change_nothing(slow, micro_batch, devices):
 
 
 @pytest.mark.parametrize(
-  ("micro_batch", "devices", "count"), [(2, 1, 3), (4, 4, T), (B, 2, 2)]
+  ("micro_batch", "devices", "count"), [(2, 1, 3), (4, 4, 4), (B, 2, 2)]
 )
 def test_widths_of_rows_change_nothing(slow, micro_batch, devices, count):
   batch, _, expected = slow

@@ -442,7 +442,9 @@ def test_layers_computed_again_have_the_same_gradient():
 
   (kept, params), (again, _) = step("none"), step("block")
   jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+    lambda x, y: np.testing.assert_allclose(
+      x, y, rtol=1e-5, atol=5e-6 * np.abs(y).max()
+    ),
     again(params),
     kept(params),
   )

@@ -438,8 +438,9 @@ def test_what_comes_before_an_interruption_is_what_would_have_come(room):
     length = forced[0] if forced.size else len(record["tokens"])
     other = expected[name]
     assert record["tokens"][:length] == other["tokens"][:length]
-    np.testing.assert_array_equal(
-      record["logps"][:length], other["logps"][:length]
+    # Two programs may round differently.
+    np.testing.assert_allclose(
+      record["logps"][:length], other["logps"][:length], rtol=1e-6
     )
     changed += forced.size
   assert changed
