@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from scalerl_jax.models.layers import FLOAT32, MASKED
+from scalerl_jax.models.layers import MASKED
+from scalerl_jax.models.operands import FLOAT32
 
 BLOCK = 64  # queries at least; fewer make products too small to be fast
 MOST_BLOCKS = 8  # nothing beyond is worth its code: 9/16 of the keys are left

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from scalerl_jax.models.layers import FLOAT32, MASKED
+from scalerl_jax.models.layers import MASKED
+from scalerl_jax.models.operands import FLOAT32
 from scalerl_jax.models.rows import join_rows, pick, split_rows
 
 

@@ -4,23 +4,16 @@ Learner and sampler both call these; what differs between them is only which
 keys and values a query sees.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from scalerl_jax.models.operands import FLOAT32, narrow_dot
+
 # Finite, so that a row that sees nothing gives numbers and not NaN.
 MASKED = -1e30
-
-# Products of float32 operands stay float32: an accelerator's default would
-# round them to TF32 or bfloat16, and sampler and learner would drift apart.
-# Operands in bfloat16 are multiplied as they are, with float32 sums.
-FLOAT32: dict[str, Any] = {
-  "precision": jax.lax.Precision.HIGHEST,
-  "preferred_element_type": jnp.float32,
-}
 
 
 def rms_norm(
@@ -121,41 +114,8 @@ def matmul(
   if dtype == jnp.float32:
     out: Array = jnp.dot(flat, weight.astype(dtype), **FLOAT32)
   else:
-    out = _narrow_dot(dtype, flat, weight)
+    out = narrow_dot(dtype, flat, weight)
   return out.astype(x.dtype).reshape(*x.shape[:-1], -1)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _narrow_dot(
-  dtype: Any, x: Float[Array, "N I"], weight: Float[Array, "I O"]
-) -> Float[Array, "N O"]:
-  """x @ weight with operands of `dtype`, result in float32.
-
-  By hand, since the transpose of such a product has results of its operands'
-  dtype: sums of gradients would be rounded (and on a CPU take twice as long).
-  """
-  return jnp.dot(x.astype(dtype), weight.astype(dtype), **FLOAT32)
-
-
-def _narrow_dot_forward(
-  dtype: Any, x: Array, weight: Array
-) -> tuple[Array, tuple[Array, Array, Any, Any]]:
-  kept = x.astype(dtype), weight.astype(dtype)
-  like = jnp.zeros((), x.dtype), jnp.zeros((), weight.dtype)
-  return jnp.dot(*kept, **FLOAT32), (*kept, *like)
-
-
-def _narrow_dot_backward(
-  dtype: Any, kept: tuple[Array, Array, Any, Any], g: Array
-) -> tuple[Array, Array]:
-  x, weight, x_like, weight_like = kept
-  g = g.astype(dtype)
-  dx = jnp.einsum("no,io->ni", g, weight, **FLOAT32)
-  dweight = jnp.einsum("ni,no->io", x, g, **FLOAT32)
-  return dx.astype(x_like.dtype), dweight.astype(weight_like.dtype)
-
-
-_narrow_dot.defvjp(_narrow_dot_forward, _narrow_dot_backward)
 
 
 def swiglu(

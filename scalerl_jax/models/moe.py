@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import layers
+from scalerl_jax.models.operands import FLOAT32
 from scalerl_jax.models.sharding import partition_spec
 
 WEIGHTS = ("expert_gate", "expert_up", "expert_down")
@@ -59,9 +60,7 @@ def grouped_matmul(
     weights: of all experts.
     sizes: rows of each expert; what is beyond their sum has no expert.
   """
-  out = jax.lax.ragged_dot(
-    rows, weights.astype(rows.dtype), sizes, **layers.FLOAT32
-  )
+  out = jax.lax.ragged_dot(rows, weights.astype(rows.dtype), sizes, **FLOAT32)
   return out.astype(rows.dtype)
 
 

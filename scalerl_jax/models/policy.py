@@ -17,6 +17,7 @@ from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache, layers, moe, visibility
 from scalerl_jax.models.initial import initial_weights
 from scalerl_jax.models.kv_cache import KVCache
+from scalerl_jax.models.operands import operand
 from scalerl_jax.models.places import (
   Places,
   Prepared,
@@ -285,7 +286,7 @@ class Policy(nnx.Module):
   def _operand(self, name: str, weight: Array) -> Array:
     """A weight as products read it; routers, biases, norms are float32."""
     if name in OPERANDS:
-      return weight.astype(self._dot_dtype)
+      return operand(weight, self._dot_dtype)
     if name.startswith(("expert_", "shared_")):
       return weight.astype(self.dtype)
     return weight

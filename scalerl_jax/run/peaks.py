@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from scalerl_jax.config import Config
+from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.models.generator import generator_model
+from scalerl_jax.models.operands import multiplied_in
 from scalerl_jax.run.accounting import check_share, decode_bytes
 from scalerl_jax.run.meshes import Meshes
 
@@ -164,11 +165,14 @@ def measure_peaks(config: Config, meshes: Meshes, vocab_size: int) -> Peaks:
       SLACK.get(device.platform, SLACK_OF_OTHERS),
     )
 
+  def operands(model: ModelConfig) -> str:
+    return str(multiplied_in(model.dot_dtype or model.dtype))
+
   trained = config.model
   sampled = generator_model(trained, config.sampler)
   return Peaks(
-    peak(meshes.trainer, matmul_rate, trained.dot_dtype or trained.dtype),
-    peak(meshes.generator, matmul_rate, sampled.dot_dtype or sampled.dtype),
+    peak(meshes.trainer, matmul_rate, operands(trained)),
+    peak(meshes.generator, matmul_rate, operands(sampled)),
     peak(
       meshes.generator,
       copy_rate,

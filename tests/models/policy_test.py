@@ -12,6 +12,7 @@ from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import kv_cache
 from scalerl_jax.models import policy as policy_room
 from scalerl_jax.models.generator import with_head_dtype
+from scalerl_jax.models.operands import multiplied_in
 from scalerl_jax.models.policy import Policy
 from scalerl_jax.models.sharding import make_mesh
 from tests.helpers import (
@@ -265,12 +266,13 @@ def test_prepared_weights_are_rounded_where_the_forward_rounds_them():
   products = {"query", "key", "value", "out", "gate", "up", "down"}
   for layer, weights_of_layer in enumerate(found):
     for name, weight in weights_of_layer.items():
-      dtype = "bfloat16" if name in products else "float32"
+      dtype = multiplied_in("bfloat16") if name in products else "float32"
       stack = policy.layers[name][...]
       # The dense layer comes first, so a stack of one is of either.
       whole = stack[layer if len(stack) == 2 else 0]
       assert weight.dtype == dtype, name
-      np.testing.assert_array_equal(weight, whole.astype(dtype), name)
+      rounded = whole.astype("bfloat16" if name in products else "float32")
+      np.testing.assert_array_equal(weight, rounded.astype(dtype), name)
   assert set(found[0]) | set(found[1]) == set(policy.layers)
 
 
