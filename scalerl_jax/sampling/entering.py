@@ -1,6 +1,7 @@
 """Groups on their way into slots: the arrays that an insertion is given."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,11 @@ class Group:
 
 
 NARROWEST = 32  # tokens; shorter prompts are all padded to one width
+PROMPTS = (4, 16, 64, 256)  # of an insertion, where so many groups fit in
+# Tokens that an insertion costs beside its own: it reads all weights, and that
+# takes as long as a few hundred tokens on an accelerator, as 120 measured on
+# two CPU cores.
+OVERHEAD = 256
 
 
 class Entry(NamedTuple):
@@ -76,10 +82,10 @@ def sizes_of(config: SamplerConfig, *, groups: int, shards: int) -> Sizes:
     shards: equal parts of the slots.
   """
   prompts, most = set(), config.max_prompt_tokens
-  for power in (2, 8, 32, 128):
-    prompts.add(min(groups, -(-power // shards) * shards))
+  for count in PROMPTS:
+    prompts.add(min(groups, -(-count // shards) * shards))
   widths = {most, *(n for n in (most // 2, most // 4) if n >= NARROWEST)}
-  return Sizes(tuple(sorted({*prompts, groups})), tuple(sorted(widths)))
+  return Sizes(tuple(sorted(prompts)), tuple(sorted(widths)))
 
 
 def no_entry(
@@ -141,7 +147,8 @@ def entries(
       np.flatnonzero(here & (part == shard)).tolist() for shard in range(shards)
     ]
     while any(waiting):
-      share = _size(shards * max(map(len, waiting)), sizes.prompts) // shards
+      most = shards * max(map(len, waiting))
+      share = split(most, sizes.prompts, width)[0] // shards
       entry = no_entry(
         share * shards,
         width,
@@ -164,12 +171,20 @@ def entries(
       yield entry
 
 
-def _size(rows: int, sizes: Sequence[int]) -> int:
-  """All rows at once if that wastes less than half, else a full smaller one.
+@functools.lru_cache(maxsize=1024)
+def split(rows: int, sizes: tuple[int, ...], width: int) -> tuple[int, ...]:
+  """Sizes of the insertions that cost least for so many rows, largest first.
 
-  >>> [_size(rows, (2, 8, 32)) for rows in (1, 7, 9, 20, 33)]
-  [2, 8, 8, 32, 32]
+  >>> [split(40, (4, 16, 64), width) for width in (8, 64)]
+  [(64,), (16, 16, 4, 4)]
   """
-  above = next((n for n in sizes if n >= rows), sizes[-1])
-  below = max((n for n in sizes if n <= rows), default=sizes[0])
-  return above if above < 2 * rows or rows < sizes[0] else below
+  best: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+  for left in range(1, rows + 1):
+    ways = (
+      (best[max(left - size, 0)], size, size * width + OVERHEAD)
+      for size in sizes
+    )
+    best.append(
+      min((cost + more, (*taken, size)) for (cost, taken), size, more in ways)
+    )
+  return tuple(sorted(best[rows][1], reverse=True))
