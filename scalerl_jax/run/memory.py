@@ -18,6 +18,7 @@ from scalerl_jax.models.generator import generator_model, weight_dtype
 from scalerl_jax.models.plan import parameter_plan
 from scalerl_jax.models.policy import UNROLL_LAYERS
 from scalerl_jax.models.sharding import RULES, partition_spec
+from scalerl_jax.sampling.entering import PROMPTS
 from scalerl_jax.sampling.occupancy import slot_shards
 from scalerl_jax.sampling.rings import NARROWEST
 
@@ -220,8 +221,9 @@ def sampler_bytes(
   tensor = mesh.shape["tensor"]
   logits = sampler.slots // ways * -(-vocab_size // tensor)
   prompt = sampler.max_prompt_tokens
-  # All prompts that can enter at a time, each with its whole budget.
-  tokens = -(-sampler.slots // (group_size * ways)) * prompt
+  # The prompts of an insertion, each with its whole budget.
+  entering = min(-(-sampler.slots // group_size), PROMPTS[-1])
+  tokens = -(-entering // ways) * prompt
   widest = max(
     layer_floats(model, prompt, tensor=tensor, sparse=sparse)
     for sparse in model.sparse
