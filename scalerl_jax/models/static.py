@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def with_settings(
   function: Callable[..., Any], **settings: Hashable
 ) -> Callable[..., Any]:
