@@ -199,6 +199,25 @@ def test_a_cache_holds_what_its_arrays_do(dtype, own, ways):
     assert (len(layout.menu) > 1) == (completion == 64)
 
 
+def test_prompts_enter_so_many_at_a_time():
+  def entering(slots):
+    config = SamplerConfig(
+      slots=slots, max_prompt_tokens=4000, max_completion_tokens=1
+    )
+    held = memory.sampler_bytes(
+      TINY.model,
+      config,
+      group_size=1,
+      samples=1,
+      vocab_size=18,
+      mesh=make_mesh(jax.devices()[:1]),
+    )
+    return held["rings that are made wider, or a prefill"]
+
+  assert entering(128) == 2 * entering(64)
+  assert entering(512) == entering(256) == 2 * entering(128)
+
+
 def test_experts_count_for_the_tokens_that_they_see():
   shape = {"num_experts": 8, "expert_width": 40}
   few = dataclasses.replace(MODEL, **shape, experts_per_token=1)

@@ -5,6 +5,7 @@ import itertools
 import jax
 import pytest
 
+from scalerl_jax.models import operands
 from scalerl_jax.run import peaks
 from scalerl_jax.run.meshes import make_meshes
 from scalerl_jax.run.peaks import Peak
@@ -109,3 +110,16 @@ def test_equal_devices_are_measured_once_a_process(monkeypatch):
   assert found.sampler_copy.rate == 100.0
   assert len(asked) == 2
   assert asked[0] == "float32"
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_products_are_measured_as_they_are_multiplied(monkeypatch, units):
+  """A CPU that would emulate bfloat16 multiplies float32."""
+  monkeypatch.setattr(operands, "cpu_has_bfloat16_units", lambda: units)
+  asked = []
+  monkeypatch.setattr(
+    peaks, "_rate_of_kind", lambda measure, kind, what: asked.append(what) or 1
+  )
+  config = vary(TINY, model={"dot_dtype": "bfloat16"})
+  peaks.measure_peaks(config, make_meshes(config), 18)
+  assert asked[:2] == ["bfloat16" if units else "float32"] * 2
