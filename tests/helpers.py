@@ -33,6 +33,18 @@ SHAPE = ModelConfig(
 
 
 @contextlib.contextmanager
+def optimised():
+  """Programs jitted here are compiled as a user's are (see conftest)."""
+  options = {
+    "xla_backend_optimization_level": 3,
+    "xla_cpu_use_fusion_emitters": True,
+  }
+  jit = functools.partial(jax.jit, compiler_options=options)
+  with mock.patch.object(jax, "jit", jit):
+    yield
+
+
+@contextlib.contextmanager
 def numpy_normal(seed):
   """Normal numbers from numpy; gives the list of keys that were asked."""
   rng = np.random.default_rng(seed)

@@ -218,7 +218,7 @@ def test_micro_batches_and_devices_change_nothing(slow, micro_batch, devices):
 
 
 @pytest.mark.parametrize(
-  ("micro_batch", "devices", "count"), [(2, 1, 3), (4, 4, 4), (B, 2, 2)]
+  ("micro_batch", "devices", "count"), [(2, 1, 3), (4, 4, T), (B, 2, 2)]
 )
 def test_widths_of_rows_change_nothing(slow, micro_batch, devices, count):
   batch, _, expected = slow

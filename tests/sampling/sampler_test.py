@@ -1,6 +1,7 @@
 """The sampler: round trips, addressed randomness, versions, stops, traces."""
 
 import dataclasses
+import functools
 from unittest import mock
 
 import jax
@@ -12,7 +13,7 @@ from scalerl_jax.config import SamplerConfig
 from scalerl_jax.learning.batching import collate
 from scalerl_jax.learning.train_step import completion_logps
 from scalerl_jax.models.sharding import make_mesh
-from scalerl_jax.sampling import rings
+from scalerl_jax.sampling import programs, rings
 from scalerl_jax.sampling.entering import no_entry
 from scalerl_jax.sampling.sampler import Group, Sampler, warp_settings
 from scalerl_jax.sampling.slots import without_rings
@@ -349,21 +350,21 @@ def test_a_new_sequence_reads_no_prompt_cache_of_an_older_version(compiled):
 # One program for all.
 
 
-def _compiled(sampler):
-  """How many programs there are of each kind, those of its like included."""
-  made = sampler._programs._made
-  return {key: program._cache_size() for key, program in made.items()}
+def _counted(patch):
+  """Programs made under this patch are nobody else's, to be counted."""
+  patch.setattr(programs, "with_settings", functools.partial)
 
 
-def test_one_trace_for_all_lengths_and_versions(room):
-  sampler, params = room
-  sampler.generate(params, 0, _groups(0))
-  before = _compiled(sampler)
+def test_one_trace_for_all_lengths_and_versions(monkeypatch):
+  _counted(monkeypatch)
+  sampler, params = _sampler()
   for version in range(3):
     groups = _groups(*range(5 * version, 5 * version + 5))
     sampler.generate(moved(params, 0.1, seed=version), version, groups)
-  assert set(before) == {"insert", ("decode", sampler._layout.full)}
-  assert _compiled(sampler) == before
+  made = sampler._programs._made
+  assert set(made) == {"insert", ("decode", sampler._layout.full)}
+  for program in made.values():
+    assert program._cache_size() == 1
 
 
 def test_a_half_written_state_goes_on_as_if_nothing_had_happened(room):
@@ -423,6 +424,7 @@ def planned(long_rollouts):
   """
   del long_rollouts  # was made with one plan
   with pytest.MonkeyPatch.context() as patch:
+    _counted(patch)
     patch.setattr(rings, "NARROWEST", 8)
     patch.setattr(rings, "DENSE_COLUMNS", 1)
     patch.setattr(rings, "AHEAD", 4)
@@ -471,14 +473,18 @@ def test_any_plans_write_what_one_ring_writes(
   few = any(sum(rows for rows, _ in plan) == 4 for plan in taken)
   assert few == (ways < 4)
   # Each program is compiled when its plan is first taken, and once.
-  before = _compiled(sampler)
-  decoded = {key[1] for key in before if key[0] == "decode"}
-  assert decoded <= {*taken, layout.menu[0]} <= set(layout.menu)
+  made = sampler._programs._made
+
+  def decoded():
+    return {key[1] for key in made if key[0] == "decode"}
+
+  before = decoded()
+  assert before <= {*taken, layout.menu[0]} <= set(layout.menu)
   _same_rollouts(sampler.generate(params, 0, _long_groups()), found, logps=0.0)
-  # New is at most the move from the last plan back to the first.
-  after = _compiled(sampler)
-  assert before.items() <= after.items()
-  assert all(key[0] == "repack" for key in after.keys() - before.keys())
+  assert decoded() == before
+  for key, program in made.items():
+    sizes = len(sampler._sizes.prompts) if key == "insert" else 1
+    assert program._cache_size() <= sizes, key
 
 
 def test_a_state_saved_under_any_plan_goes_on_identically(planned):

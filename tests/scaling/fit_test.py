@@ -161,7 +161,7 @@ def test_bands_cover_with_correlated_residuals():
   """90 % bands at twice the compute, of a new evaluation and of the law."""
   rng = np.random.default_rng(0)
   observed, of_law, widths = [], [], []
-  for _ in range(100):
+  for _ in range(200):
     compute, true, pass_rate = _simulated(rng, 0.5, 0.008)
     fitted = fit.fit_curve(compute[:41], pass_rate[:41])
     _, low, high = fitted.predict(80.0)
