@@ -40,6 +40,9 @@ LONG_PROMPTS = ("refuse", "drop")
 QK_NORMS = ("none", "scaled", "unscaled")
 ROUTERS = ("softmax", "softmax_chosen", "sigmoid")
 REMATS = ("none", "block")
+ATTENTIONS = ("einsum", "xla", "cudnn")
+# Of a model: how it is computed, not what it is.
+COMPUTED = ("dtype", "dot_dtype", "attention", "remat")
 ORDERS = ("uniform", "easy_to_hard")
 HISTORIES = ("cumulative", "last_visit")
 LENGTH_CONTROLS = ("none", "interruption", "penalty")
@@ -319,8 +322,8 @@ class ModelConfig:
   """A decoder-only transformer; the vocabulary comes from the tokenizer.
 
   The parts of published families (Llama 3 and 4, Qwen2 and 3) are fields that
-  are off by default. With `checkpoint`, all but `dtype`, `dot_dtype` and
-  `remat` comes from its files.
+  are off by default. With `checkpoint`, all but `dtype`, `dot_dtype`,
+  `attention` and `remat` comes from its files.
   """
 
   width: int = 64
@@ -334,6 +337,9 @@ class ModelConfig:
   tied_head: bool = True  # the head reads the embedding table
   dtype: str = "float32"  # of the body; the head's is each side's choice
   dot_dtype: str = ""  # of the operands of its products; "": as dtype
+  # What whole rows are mixed by: our products, or JAX's library function as
+  # XLA's operations or as NVIDIA's cuDNN. Decoding has its own.
+  attention: str = "einsum"
   attention_bias: bool = False  # of query, key and value
   # scaled: an RMS norm with weights before the rotation; unscaled: one without
   # after it, on layers that rotate.
@@ -391,6 +397,13 @@ class ModelConfig:
     _choice("model.qk_norm", self.qk_norm, QK_NORMS)
     _choice("model.router", self.router, ROUTERS)
     _choice("model.remat", self.remat, REMATS)
+    _choice("model.attention", self.attention, ATTENTIONS)
+    _check(
+      self.attention != "cudnn" or self.dtype == "bfloat16",
+      "model.dtype",
+      "bfloat16 with model.attention 'cudnn', which takes no float32",
+      self.dtype,
+    )
     _check(
       1.0 <= self.rope_factor < math.inf,
       "model.rope_factor",
@@ -435,7 +448,7 @@ class ModelConfig:
     changed = [
       field.name
       for field in dataclasses.fields(self)
-      if field.name not in ("checkpoint", "dtype", "dot_dtype", "remat")
+      if field.name not in ("checkpoint", *COMPUTED)
       and getattr(self, field.name) != field.default
     ]
     _check(

@@ -153,6 +153,12 @@ OUTSIDE = [
     {},
     "one of float32, bfloat16, or empty for model.dtype",
   ),
+  (
+    "model.attention",
+    ("flash", "CUDNN", ""),
+    {},
+    "one of einsum, xla, cudnn",
+  ),
   ("sampler.head_dtype", ("float16",), {}, "one of float32, bfloat16"),
   ("length.control", ("stop",), {}, "one of none, interruption, penalty"),
   ("length.min_thinking_tokens", (0, -1), {}, "above 0"),
@@ -409,6 +415,7 @@ def _another(section, field):
     "model.query_temperature": 0.1,
     "model.router": "sigmoid",
     "model.remat": "block",
+    "model.attention": "xla",
     "model.num_kv_heads": 2,
     "model.num_heads": 8,
     "model.head_width": 18,
@@ -520,8 +527,17 @@ def test_experts_survive_every_form():
   assert config.override(Config(), texts) == changed
 
 
+def test_cudnn_takes_no_float32():
+  asked = {"attention": "cudnn", "dot_dtype": "bfloat16"}
+  assert ModelConfig(dtype="bfloat16", **asked).attention == "cudnn"
+  text = _refusal(lambda: ModelConfig(**asked))
+  assert "model.dtype must be bfloat16 with model.attention 'cudnn'" in text
+  assert "float32" in text
+
+
 def test_a_checkpoint_has_its_own_architecture():
   kept = {"dtype": "bfloat16", "dot_dtype": "float32", "remat": "block"}
+  kept["attention"] = "cudnn"
   assert ModelConfig(checkpoint="a/b", **kept).checkpoint == "a/b"
   text = _refusal(lambda: ModelConfig(checkpoint="a/b", width=48, num_heads=8))
   assert text.startswith("model.width, model.num_heads must be left at the")

@@ -1,22 +1,27 @@
 """Attention over whole rows: a mix of what each query may see.
 
 A query sees nothing that comes after it. So queries are taken a block at a
-time, and keys after the block are not multiplied with.
+time, and keys after the block are not multiplied with. What mixes a block is
+`model.attention`: our own products, or JAX's library function.
 """
 
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from scalerl_jax.config import ModelConfig
 from scalerl_jax.models.layers import MASKED
 from scalerl_jax.models.operands import FLOAT32
 
 BLOCK = 64  # queries at least; fewer make products too small to be fast
 MOST_BLOCKS = 8  # nothing beyond is worth its code: 9/16 of the keys are left
+
+
+CUDNN_WIDEST = 256  # of a head; 128 before NVIDIA's Hopper, which JAX checks
 
 
 class Before(NamedTuple):
@@ -52,6 +57,8 @@ def attend(
   key: Float[Array, "B T K Dh"],
   value: Float[Array, "B T K Dh"],
   mask: Bool[Array, "B T T"],
+  *,
+  kernel: str = "einsum",
 ) -> Float[Array, "B T H Dh"]:
   """Grouped-query attention over whole rows; softmax in float32.
 
@@ -59,6 +66,7 @@ def attend(
     query: of all heads.
     key, value: of the heads that are shared.
     mask: True where a query may see a key; nothing after the query.
+    kernel: `model.attention`.
 
   Reference: Ainslie et al., 2023, arXiv 2305.13245.
   """
@@ -66,7 +74,9 @@ def attend(
   def lone(x: Array) -> Array:
     return x[:, None]  # a group of its own
 
-  mixed = attend_groups(lone(query), lone(key), lone(value), lone(mask))
+  mixed = attend_groups(
+    lone(query), lone(key), lone(value), lone(mask), kernel=kernel
+  )
   return mixed[:, 0]
 
 
@@ -76,6 +86,8 @@ def attend_groups(
   value: Float[Array, "P G T K Dh"],
   mask: Bool[Array, "#P #G T T"],
   before: Before | None = None,
+  *,
+  kernel: str = "einsum",
 ) -> Float[Array, "P G T H Dh"]:
   """`attend` of G rows each of P groups, after what their group has before.
 
@@ -85,7 +97,10 @@ def attend_groups(
     query, key, value: as in `attend`.
     mask: as there.
     before: seen by all rows of a group; nothing by default.
+    kernel: `model.attention`.
   """
+  if kernel != "einsum":
+    return _by_library(query, key, value, mask, before, kernel)
   prompts, group, length, heads, width = query.shape
   kv_heads = key.shape[3]
   # In the order (P, K, G, heads of a key, T): all queries of a group that see
@@ -160,3 +175,84 @@ def _mix(
     mixes.append(mixed.reshape(query.shape))
   mixed, total = (functools.reduce(jnp.add, x) for x in (mixes, totals))
   return mixed / total
+
+
+def check_kernel(config: ModelConfig, platform: str) -> None:
+  """Refuses an attention that this hardware or this model does not have.
+
+  Args:
+    config: of a policy, its checkpoint's architecture included.
+    platform: of its devices, as JAX calls it.
+
+  Raises:
+    ValueError: cuDNN for other devices than NVIDIA's, or for heads that it
+      does not take.
+  """
+  if config.attention != "cudnn":
+    return
+  if platform not in ("gpu", "cuda"):
+    raise ValueError(
+      "model.attention must be einsum or xla on devices other than an NVIDIA"
+      f" GPU, got cudnn on a {platform}"
+    )
+  width = config.head_width
+  if width % 8 or width > CUDNN_WIDEST:
+    raise ValueError(
+      "model.attention cudnn takes heads of a multiple of 8 numbers, at most"
+      f" {CUDNN_WIDEST}, got model.head_width {width}: choose einsum"
+    )
+
+
+def _by_library(
+  query: Float[Array, "P G T H Dh"],
+  key: Float[Array, "P G T K Dh"],
+  value: Float[Array, "P G T K Dh"],
+  mask: Bool[Array, "#P #G T T"],
+  before: Before | None,
+  kernel: str,
+) -> Float[Array, "P G T H Dh"]:
+  """`attend_groups` by `jax.nn.dot_product_attention`.
+
+  What a group has before is given to each of its rows: the library knows rows
+  with keys of their own only.
+  """
+  prompts, group, length = query.shape[:3]
+
+  def rows(x: Array) -> Array:
+    return x.reshape(prompts * group, *x.shape[2:])
+
+  def shared(x: Array) -> Array:
+    whole = jnp.broadcast_to(x[:, None], (prompts, group, *x.shape[1:]))
+    return rows(whole)
+
+  def seen(x: Array) -> Array:
+    return rows(jnp.broadcast_to(x, (prompts, group, length, x.shape[-1])))
+
+  query, key, value, mask = rows(query), rows(key), rows(value), seen(mask)
+  mix: Any = jax.nn.dot_product_attention  # its type names its kernels
+  pieces = []
+  for first, last in blocks(length):
+    keys, values = key[:, :last], value[:, :last]
+    sees = mask[:, first:last, :last]
+    if before is not None:
+      keys = jnp.concatenate([shared(before.key), keys], axis=1)
+      values = jnp.concatenate([shared(before.value), values], axis=1)
+      sees = jnp.concatenate([seen(before.mask)[:, first:last], sees], axis=2)
+    # Float32 operands are multiplied as such, as everywhere.
+    with jax.default_matmul_precision("highest"):
+      mixed = mix(
+        _even(query[:, first:last], 1),
+        _even(keys, 1),
+        _even(values, 1),
+        mask=_even(sees, 1, 2)[:, None],
+        implementation=kernel,
+      )
+    pieces.append(mixed[:, : last - first])
+  mixed = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)
+  return mixed.reshape(prompts, group, *mixed.shape[1:])
+
+
+def _even(x: Array, *axes: int) -> Array:
+  """With zeros behind axes of odd length: cuDNN's gradient wants even ones."""
+  odd = [(0, x.shape[i] % 2 if i in axes else 0) for i in range(x.ndim)]
+  return jnp.pad(x, odd)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.config import ModelConfig
-from scalerl_jax.models import kv_cache, layers, moe, visibility
+from scalerl_jax.models import attention, kv_cache, layers, moe, visibility
 from scalerl_jax.models.initial import initial_weights
 from scalerl_jax.models.kv_cache import KVCache
 from scalerl_jax.models.operands import operand
@@ -25,11 +25,7 @@ from scalerl_jax.models.places import (
   places_of,
   table_places,
 )
-from scalerl_jax.models.plan import (
-  Kind,
-  layer_weights,
-  scan_layers,
-)
+from scalerl_jax.models.plan import Kind, layer_weights, scan_layers
 from scalerl_jax.models.sharding import (
   check_experts,
   check_heads,
@@ -58,7 +54,7 @@ class Policy(nnx.Module):
 
   Raises:
     ValueError: the mesh's tensor axis does not divide the heads, or its expert
-      axis the experts.
+      axis the experts, or its devices lack `config.attention`.
   """
 
   def __init__(
@@ -73,6 +69,7 @@ class Policy(nnx.Module):
     mesh = make_mesh() if mesh is None else mesh
     check_heads(config.num_heads, config.num_kv_heads, mesh.shape["tensor"])
     check_experts(config.num_experts, mesh.shape["expert"])
+    attention.check_kernel(config, mesh.devices.flat[0].platform)
     self.config = config
     self.vocab_size = vocab_size
     self.head_dtype = "float32"
@@ -154,9 +151,7 @@ class Policy(nnx.Module):
     shape = {"prompt": width, "group": group, "length": length}
     tokens = jnp.concatenate([prompts, completions.reshape(count, -1)], axis=1)
     positions = visibility.group_positions(prompt_length, **shape)
-    attend = visibility.within_groups(
-      prompt_length, **shape, chunk=self.config.attention_chunk
-    )
+    attend = visibility.within_groups(prompt_length, **shape, **self._seen)
     places = table_places(self.config, positions, width + length)
     hidden = self._rows(tokens, places, attend, False)[0]
     written = hidden[:, width:].reshape(count, group, length, -1)
@@ -283,6 +278,12 @@ class Policy(nnx.Module):
     """Dtype of the operands of the body's products."""
     return jnp.dtype(self.config.dot_dtype or self.config.dtype)
 
+  @property
+  def _seen(self) -> dict[str, Any]:
+    """How whole rows attend."""
+    config = self.config
+    return {"chunk": config.attention_chunk, "kernel": config.attention}
+
   def _operand(self, name: str, weight: Array) -> Array:
     """A weight as products read it; routers, biases, norms are float32."""
     if name in OPERANDS:
@@ -364,8 +365,7 @@ class Policy(nnx.Module):
       places = table_places(self.config, positions, tokens.shape[1])
     else:
       places = places_of(self.config, positions)
-    chunk = self.config.attention_chunk
-    attend = visibility.among_rows(segment_ids, positions, chunk)
+    attend = visibility.among_rows(segment_ids, positions, **self._seen)
     return self._rows(tokens, places, attend, keep_kv)
 
   def _rows(

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from scalerl_jax.config import DTYPES, ModelConfig
+from scalerl_jax.config import COMPUTED, DTYPES, ModelConfig
 from scalerl_jax.models import names
 from scalerl_jax.models.config import Published, read_config, write_config
 from scalerl_jax.models.plan import parameter_plan
@@ -84,9 +84,8 @@ def architecture(model: ModelConfig) -> ModelConfig:
   if not model.checkpoint:
     return model
   found, _, _ = _published(find_folder(model.checkpoint))
-  kept = ("dtype", "dot_dtype", "remat")
   return dataclasses.replace(
-    found, **{name: getattr(model, name) for name in kept}
+    found, **{name: getattr(model, name) for name in COMPUTED}
   )
 
 

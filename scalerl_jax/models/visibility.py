@@ -28,7 +28,11 @@ def chunk_mask(
 
 
 def among_rows(
-  segment_ids: Int[Array, "B T"], positions: Int[Array, "B T"], chunk: int
+  segment_ids: Int[Array, "B T"],
+  positions: Int[Array, "B T"],
+  *,
+  chunk: int,
+  kernel: str = "einsum",
 ) -> Attend:
   """Attention in rows of segments.
 
@@ -36,13 +40,15 @@ def among_rows(
     segment_ids: 0 on padding; tokens see only their own segment.
     positions: within the segment.
     chunk: positions that layers which rotate see together; 0: all.
+    kernel: `model.attention`.
   """
   mask = near = attention_mask(segment_ids)
   if chunk:
     near = mask & chunk_mask(positions, positions, chunk)
 
   def attend(rotates: bool, query: Array, key: Array, value: Array) -> Array:
-    return attention.attend(query, key, value, near if rotates else mask)
+    sees = near if rotates else mask
+    return attention.attend(query, key, value, sees, kernel=kernel)
 
   return attend
 
@@ -77,6 +83,7 @@ def within_groups(
   group: int,
   length: int,
   chunk: int,
+  kernel: str = "einsum",
 ) -> Attend:
   """Attention in rows of a group: completions see its prompt and themselves.
 
@@ -86,6 +93,7 @@ def within_groups(
     group: completions.
     length: columns of a completion; what follows its tokens is seen by none.
     chunk: positions that layers which rotate see together; 0: all.
+    kernel: `model.attention`.
   """
   count = len(prompt_length)
   own = jnp.arange(prompt, dtype=jnp.int32)[None]
@@ -114,9 +122,11 @@ def within_groups(
 
     (q, queries), (k, keys), (v, values) = map(apart, (query, key, value))
     held = attention.Before(k, v, before)
-    mixed = attention.attend_groups(queries, keys, values, after, held)
+    mixed = attention.attend_groups(
+      queries, keys, values, after, held, kernel=kernel
+    )
     mixed = mixed.reshape(count, group * length, *query.shape[2:])
-    asked = attention.attend(q, k, v, among)
+    asked = attention.attend(q, k, v, among, kernel=kernel)
     return jnp.concatenate([asked, mixed], axis=1)
 
   return attend

@@ -6,6 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
+from scalerl_jax.models.attention import check_kernel
 from scalerl_jax.models.sharding import (
   check_experts,
   check_heads,
@@ -33,8 +34,8 @@ def make_meshes(config: Config) -> Meshes:
   multi-device programs of one process never overlap there.
 
   Raises:
-    ValueError: too few devices, or heads, experts, slots or micro-batch rows
-      that the devices do not divide.
+    ValueError: too few devices, heads, experts, slots or micro-batch rows
+      that the devices do not divide, or an attention that they do not have.
   """
   pipeline = config.pipeline
   devices = jax.local_devices()
@@ -43,6 +44,7 @@ def make_meshes(config: Config) -> Meshes:
     config.model.num_heads, config.model.num_kv_heads, pipeline.tensor
   )
   check_experts(config.model.num_experts, pipeline.expert)
+  check_kernel(config.model, devices[0].platform)
   if pipeline.expert > 1 and not config.model.num_experts:
     raise ValueError(
       "pipeline.expert must be 1 for a policy without experts, got"

@@ -1,15 +1,21 @@
 """Attention over whole rows against scalar loops, in blocks and in groups."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalerl_jax.config import ModelConfig
 from scalerl_jax.models import attention
 from tests.helpers import in_full_precision, products
 from tests.reference import transformer as reference
 
 B, T, H, K, DH = 2, 5, 6, 3, 4
+# Those that a CPU has; the third, cuDNN, goes the way of `xla`.
+KERNELS = ("einsum", "xla")
 
 
 def _normal(*shape, seed=0):
@@ -27,12 +33,14 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(attention, "BLOCK", 2)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kv_heads", [K, H])
-def test_attention_equals_the_scalar_loop(kv_heads):
+def test_attention_equals_the_scalar_loop(kv_heads, kernel):
   query = _normal(B, T, H, DH)
   key, value = (_normal(B, T, kv_heads, DH, seed=s) for s in (1, 2))
   mask = _mask(T)
-  actual = jax.jit(attention.attend)(query, key, value, mask)
+  attend = functools.partial(attention.attend, kernel=kernel)
+  actual = jax.jit(attend)(query, key, value, mask)
   wide = key.astype(np.float64), value.astype(np.float64)
   for b in range(B):
     for t in range(T):
@@ -48,11 +56,14 @@ def test_attention_equals_the_scalar_loop(kv_heads):
         )
 
 
-def test_a_query_that_sees_nothing_gives_numbers():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_query_that_sees_nothing_gives_numbers(kernel):
   x = jnp.asarray(_normal(B, T, K, DH))
   none = jnp.zeros((B, T, T), bool)
   value, gradient = jax.jit(
-    jax.value_and_grad(lambda x: attention.attend(x, x, x, none).sum())
+    jax.value_and_grad(
+      lambda x: attention.attend(x, x, x, none, kernel=kernel).sum()
+    )
   )(x)
   assert np.isfinite(value)
   assert np.isfinite(gradient).all()
@@ -86,19 +97,24 @@ def _close(actual, expected):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_change_neither_value_nor_gradient(monkeypatch):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_blocks_change_neither_value_nor_gradient(monkeypatch, kernel):
   length = 11
   query = jnp.asarray(_normal(B, length, H, DH))
   key, value = (jnp.asarray(_normal(B, length, K, DH, seed=s)) for s in (1, 2))
   mask = jnp.asarray(_mask(length))
 
   def attend(*arrays):
-    return attention.attend(*arrays, mask)
+    return attention.attend(*arrays, mask, kernel=kernel)
 
-  whole = _value_and_gradient(attend, query, key, value)
+  whole = _value_and_gradient(
+    lambda *arrays: attention.attend(*arrays, mask), query, key, value
+  )
   monkeypatch.setattr(attention, "BLOCK", 3)
   assert len(attention.blocks(length)) == 3
   _close(_value_and_gradient(attend, query, key, value), whole)
+  if kernel != "einsum":
+    return
   traced = jax.make_jaxpr(attend)(query, key, value)
   sizes = [product.outvars[0].aval.size for product in products(traced)]
   # Scores and mixes: fewer numbers than all pairs would have.
@@ -106,9 +122,10 @@ def test_blocks_change_neither_value_nor_gradient(monkeypatch):
   assert scores == B * H * attention.pairs(length) < B * H * length**2
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("block", [64, 2])
 def test_a_group_sees_what_is_before_it_as_rows_of_their_own_do(
-  monkeypatch, block
+  monkeypatch, block, kernel
 ):
   monkeypatch.setattr(attention, "BLOCK", block)
   group, before = 3, 4
@@ -124,7 +141,7 @@ def test_a_group_sees_what_is_before_it_as_rows_of_their_own_do(
 
   def shared(query, key, value, early_key, early_value):
     held = attention.Before(early_key, early_value, jnp.asarray(visible))
-    return attention.attend_groups(query, key, value, own, held)
+    return attention.attend_groups(query, key, value, own, held, kernel=kernel)
 
   def alone(query, key, value, early_key, early_value):
     """Each row with a copy of what is before it; queries there are nothing."""
@@ -153,7 +170,49 @@ def test_a_group_sees_what_is_before_it_as_rows_of_their_own_do(
   )
 
 
-def test_products_are_asked_for_in_full_precision():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_products_are_asked_for_in_full_precision(kernel):
   x = jnp.ones((B, T, K, DH))
   mask = jnp.ones((B, T, T), bool)
-  assert in_full_precision(jax.make_jaxpr(attention.attend)(x, x, x, mask)) == 2
+  attend = functools.partial(attention.attend, kernel=kernel)
+  assert in_full_precision(jax.make_jaxpr(attend)(x, x, x, mask)) == 2
+
+
+def test_the_library_gets_even_numbers_of_queries_and_keys(monkeypatch):
+  monkeypatch.setattr(attention, "BLOCK", 3)
+  seen = []
+  library = jax.nn.dot_product_attention
+
+  def record(query, key, value, **options):
+    seen.append((query.shape[1], key.shape[1], options["implementation"]))
+    return library(query, key, value, **options)
+
+  monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+  x = jnp.asarray(_normal(B, 11, K, DH))
+  attention.attend(x, x, x, jnp.asarray(_mask(11)), kernel="xla")
+  # Blocks end at 4, 8 and 11.
+  assert seen == [(4, 4, "xla"), (4, 8, "xla"), (4, 12, "xla")]
+
+
+CUDNN = ModelConfig(dtype="bfloat16", attention="cudnn")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "rocm"])
+def test_cudnn_is_for_gpus_of_nvidia(platform):
+  for kernel in KERNELS:
+    asked = dataclasses.replace(CUDNN, attention=kernel)
+    attention.check_kernel(asked, platform)
+  rule = "must be einsum or xla on devices other than an NVIDIA GPU"
+  with pytest.raises(ValueError, match=f"{rule}, got cudnn on a {platform}"):
+    attention.check_kernel(CUDNN, platform)
+
+
+@pytest.mark.parametrize("width", [12, 20, 264, 512])
+def test_cudnn_refuses_heads_that_it_does_not_take(width):
+  for fits in (8, 64, 256):
+    held = dataclasses.replace(CUDNN, head_width=fits)
+    attention.check_kernel(held, "gpu")
+    attention.check_kernel(held, "cuda")
+  asked = dataclasses.replace(CUDNN, head_width=width)
+  with pytest.raises(ValueError, match=f"got model.head_width {width}: choose"):
+    attention.check_kernel(asked, "gpu")

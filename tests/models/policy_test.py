@@ -130,6 +130,40 @@ def test_a_prompt_computed_once_gives_what_rows_of_their_own_give(shape):
       np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_attention_by_the_library_gives_the_same_states(monkeypatch, chunk):
+  ours = small_policy(dataclasses.replace(GROUPED, attention_chunk=chunk))
+  theirs = small_policy(
+    dataclasses.replace(GROUPED, attention_chunk=chunk, attention="xla")
+  )
+  library, calls = jax.nn.dot_product_attention, []
+
+  def record(*arrays, **options):
+    calls.append(options["implementation"])
+    return library(*arrays, **options)
+
+  monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+  tokens, segments = _padded(PROMPTS)
+  lengths = segments.sum(axis=1)
+  completions = _tokens(ROWS, 2, 7, seed=3)
+
+  def states(policy):
+    """Of tokens; what padding holds is nobody's."""
+    whole = _hidden(policy, tokens, segments)
+    asked, written = _hidden_of_groups(policy, tokens, lengths, completions)
+    prefilled = _prefill(policy, tokens, segments)[0]
+    real = segments > 0
+    return whole[real], asked[real], written[: len(PROMPTS)], prefilled[real]
+
+  expected = states(ours)
+  assert not calls
+  for actual, wanted in zip(states(theirs), expected, strict=True):
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+  # Rows; prompts and completions of groups; prompts alone. Layers are traced
+  # once.
+  assert calls == ["xla"] * 4
+
+
 def test_no_gradient_reaches_a_later_token():
   graph, params = nnx.split(small_policy())
   probe = jnp.asarray(

@@ -399,10 +399,11 @@ def test_architecture_is_the_checkpoints_where_there_is_one():
     checkpoint=str(CHECKPOINTS / "qwen3"),
     dtype="bfloat16",
     dot_dtype="float32",
+    attention="cudnn",
     remat="block",
   )
   found = pretrained.architecture(asked)
   assert found.qk_norm == "scaled"
-  kept = (found.dtype, found.dot_dtype, found.remat)
-  assert kept == ("bfloat16", "float32", "block")
+  kept = (found.dtype, found.dot_dtype, found.attention, found.remat)
+  assert kept == ("bfloat16", "float32", "cudnn", "block")
   assert found.checkpoint == ""

@@ -70,6 +70,16 @@ def test_accelerators_are_halved_and_all_used(machine, count, half):
   assert made.devices == count
 
 
+def test_an_attention_that_the_devices_lack_is_refused(machine):
+  model = {"attention": "cudnn", "dtype": "bfloat16"}
+  machine(2)
+  with pytest.raises(
+    ValueError, match=r"model\.attention .* got cudnn on a cpu"
+  ):
+    make_meshes(vary(Config(), model=model))
+  make_meshes(vary(Config(), model=model | {"attention": "xla"}))
+
+
 def test_asked_for_generators_are_given(machine):
   machine(8, ACCELERATOR)
   config = vary(_pipeline(generator_devices=6), sampler={"slots": 516})

@@ -172,6 +172,9 @@ def test_sections_that_must_agree_are_compared_and_others_are_not(tmp_path):
   workdir.claim_workdir(tmp_path, TINY)
   other = vary(TINY, evaluation={"samples": 3}, model={"mlp_width": 40})
   workdir.check_sections(tmp_path, other, ("task",))
+  # The same policy, on a device that mixes in another way.
+  here = vary(TINY, model={"attention": "xla"})
+  workdir.check_sections(tmp_path, here, ("task", "model"))
   with pytest.raises(ValueError, match=r"differs in model\.mlp_width; give"):
     workdir.check_sections(tmp_path, other, ("task", "model"))
   with pytest.raises(ValueError, match="must be the folder of a run"):
