@@ -42,7 +42,7 @@ ROUTERS = ("softmax", "softmax_chosen", "sigmoid")
 REMATS = ("none", "block")
 ATTENTIONS = ("einsum", "xla", "cudnn")
 # Of a model: how it is computed, not what it is.
-COMPUTED = ("dtype", "dot_dtype", "attention", "remat")
+COMPUTED = frozenset({"dtype", "dot_dtype", "attention", "remat"})
 ORDERS = ("uniform", "easy_to_hard")
 HISTORIES = ("cumulative", "last_visit")
 LENGTH_CONTROLS = ("none", "interruption", "penalty")

@@ -478,6 +478,18 @@ def _model(field, **others):
   return answer
 
 
+def _attentions(choice, _):
+  """The program of a policy, or that no CPU runs it."""
+  shape = dataclasses.replace(
+    _policy().config, attention=choice, dtype="bfloat16"
+  )
+  try:
+    policy = Policy(shape, vocab_size=7, rngs=nnx.Rngs(0))
+  except ValueError:
+    return "refused"
+  return str(jax.make_jaxpr(policy)(jnp.zeros((2, 4), jnp.int32)))
+
+
 def _remats(choice, _):
   """Whether the gradient of a policy computes its layers again."""
   policy = _policy()
@@ -540,6 +552,7 @@ ANSWERS = {
   "LENGTH_CONTROLS": _length_controls,
   "TRUNCATED": _truncated,
   "DTYPES": _dtypes,
+  "ATTENTIONS": _attentions,
   "QK_NORMS": _model("qk_norm"),
   "ROUTERS": _model(
     "router", num_experts=3, experts_per_token=2, expert_width=5

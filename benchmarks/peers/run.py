@@ -48,7 +48,7 @@ ENGINES = {
     None, LIMIT, "bfloat16_dots", ("sampling", "step")
   ),
   "tunix_float32": Engine("tunix", TUNIX, "float32", ALL),
-  "tunix_bfloat16": Engine("tunix", TUNIX, "bfloat16", ("sampling",)),
+  "tunix_bfloat16": Engine("tunix", TUNIX, "bfloat16", ("sampling", "step")),
   "transformers_float32": Engine(
     "transformers", TRANSFORMERS, "float32", ("sampling", "long_tail")
   ),
@@ -56,6 +56,7 @@ ENGINES = {
     "transformers", TRANSFORMERS, "bfloat16", ("sampling",)
   ),
   "trl_float32": Engine("trl", TRL, "float32", ("step",)),
+  "trl_bfloat16": Engine("trl", TRL, "bfloat16", ("step",)),
 }
 ON_TORCH = ("transformers", "trl")
 # How torch's threads wait for work; the faster one is used, found by trying.

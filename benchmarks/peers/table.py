@@ -53,8 +53,8 @@ TARGETS = (
   Target("long_tail", FLOAT32, ("transformers_float32",), 3.0),
   Target("step", FLOAT32, ("tunix_float32",), 1.7),
   Target("step", FLOAT32, ("trl_float32",), 1.7),
-  Target("step", DOTS, ("tunix_float32",), 2.0),
-  Target("step", DOTS, ("trl_float32",), 2.0),
+  Target("step", DOTS, ("tunix_float32", "tunix_bfloat16"), 2.0),
+  Target("step", DOTS, ("trl_float32", "trl_bfloat16"), 2.0),
   Target("step", FLOAT32, ("limit_float32",), 0.85),
   Target("step", DOTS, ("limit_bfloat16_dots",), 0.85),
 )

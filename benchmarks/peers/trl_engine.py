@@ -5,6 +5,7 @@
 One `trainer.train()` is under way; a step is the time between two of its
 `on_step_end`, the rollouts, rewards and update in it. Nothing is logged,
 saved or evaluated. The loss and beta (0: no reference policy) are defaults.
+`bfloat16`: float32 weights under the trainer's own mixed precision.
 """
 # pyright: reportMissingImports=false
 
@@ -75,8 +76,8 @@ def stepped(checkpoint: str, dtype: str):
       reward_funcs=reward,
       args=trl.GRPOConfig(
         output_dir=folder,
-        model_init_kwargs={"dtype": dtype},
-        bf16=False,
+        model_init_kwargs={"dtype": "float32"},
+        bf16=dtype == "bfloat16",
         learning_rate=workloads.LEARNING_RATE,
         lr_scheduler_type="constant",
         max_steps=1_000_000,
